@@ -14,13 +14,13 @@
 // lines again, add them up in the order of the blocks and then exchange sums, after which each has
 // two units of one entry.
 //
-// Parts are rounded to the states' type, and the lower one of each two of them to a bit less: that
-// bit tells whether a word is of this lap of the slot or of the last one, so that slots are used
-// again without being cleared. Rounding P parts of about the same size, each by a relative error e,
-// costs a sum as much as rounding the states that it is made of by e does, since errors of P parts
-// and of h states average alike. With half of the parts rounded twice as coarsely the error of a
-// product becomes 1.9 times that of other waves, by root mean square: sqrt(1 + (1 + 4) / 2).
-// Float32 parts would not add to it, but take twice the bytes.
+// Parts are rounded to the states' type, and one of the eight in 16 bytes to a bit less: that bit
+// tells whether these are of this lap of the slot or of the last one, so that slots are used again
+// without being cleared. All 16 bytes are stored and loaded at once. Rounding P parts of about the
+// same size, each by a relative error e, costs a sum as much as rounding the states that it is made
+// of by e does, since errors of P parts and of h states average alike. With one part of eight
+// rounded twice as coarsely the error of a product becomes 1.5 times that of other waves, by root
+// mean square: sqrt(1 + (7 + 4) / 8). Float32 parts would not add to it, but take twice the bytes.
 //
 // Slots: a block that has all parts of its own layer's step t knows that every block has received
 // those of step t - 2, so two are enough. The layer below may be ahead. Its blocks read how far the
@@ -83,8 +83,8 @@ __device__ __forceinline__ uint32_t* ProgressOf(const RecurrentWaveLayer& p) {
   return reinterpret_cast<uint32_t*>(MailboxOf<Plan>(p) + Plan::kSizes.progress_at);
 }
 
-// Two sums as they are sent: the lower one rounded to an even number, in whose place is a lap's
-// bit.
+// The first two of eight sums as they are sent: the lower one rounded to an even number, in whose
+// place is a lap's bit.
 __device__ __forceinline__ constexpr int DroppedBits(bfloat16) { return 17; }
 __device__ __forceinline__ constexpr int DroppedBits(float16) { return 14; }
 template <typename State>
@@ -96,13 +96,8 @@ __device__ __forceinline__ uint32_t SumsOfLap(float low, float high, uint32_t la
   const float even = low == low ? __uint_as_float(rounded) : low;
   return (PairOf(State(), even, high) & ~1u) | lap;
 }
-template <typename State>
-__device__ __forceinline__ float LowSum(uint32_t word) {
-  return ToAccumulator(State{static_cast<uint16_t>(word & 0xfffeu)});
-}
-template <typename State>
-__device__ __forceinline__ float HighSum(uint32_t word) {
-  return ToAccumulator(State{static_cast<uint16_t>(word >> 16)});
+__device__ __forceinline__ bool IsOfLap(const Words4& x, uint32_t lap) {
+  return ((x.x ^ lap) & 1) == 0;
 }
 
 // The states of a block's units after a step, in shared memory: [state][tile of units][pair of
@@ -201,7 +196,9 @@ class ScatteredMatrix {
       for (int n = 0; n < kTiles; ++n) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          words[i][n][e] = SumsOfLap<State>(sums[i][n][e], sums[i][n][e + 2], lap);
+          const float low = sums[i][n][e], high = sums[i][n][e + 2];
+          const bool is_first = n == 0 && e == 0 && (kTiles == 2 || q_ % 2 == 0);  // of 16 bytes
+          words[i][n][e] = is_first ? SumsOfLap<State>(low, high, lap) : PairOf(State(), low, high);
         }
       }
     }
@@ -227,10 +224,9 @@ class ScatteredMatrix {
     }
   }
   __device__ __forceinline__ void StoreWords(Words4* slot, int j, int quarter,
-                                             const uint32_t (&words)[4]) const {
+                                             const Words4& words) const {
     if (j >= kLoads || !Exists(j) || quarter >= kSizes.quarters) return;
-    Words4* to = slot + MailboxOffset<Plan>(Tile(j), quarter, BlockOfScan<Plan>()) + g_;
-    StoreRelaxed(reinterpret_cast<uint32_t*>(to), words);
+    StoreAtOnce(slot + MailboxOffset<Plan>(Tile(j), quarter, BlockOfScan<Plan>()) + g_, words);
   }
 
   // A block begins with its own tiles, so that not all send to one block at once.

@@ -63,14 +63,14 @@ class ScatteredStep {
       };
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
-        x[i] = {lap, lap, lap, lap};  // zeros that are there
+        x[i] = {lap, 0, 0, 0};  // zeros that are there
         if (first + i >= kAll) continue;
         const int before = (first + i) % kLoads * 4;
         const bool sent = At((first + i) / kLoads).exists &&
                           (before + 4 <= kSizes.blocks ||
                            before + static_cast<int>(threadIdx.x % 4) < kSizes.blocks);
         if (sent) x[i].x ^= 1;
-        LoadRelaxedIf(sent, from(i), &x[i]);
+        LoadAtOnceIf(sent, from(i), &x[i]);
       }
       watchdog_.Begin();
       for (;;) {
@@ -80,7 +80,7 @@ class ScatteredStep {
         if (!__any_sync(kAllLanes, missing)) break;
 #pragma unroll
         for (int i = 0; i < kAhead; ++i) {
-          if (first + i < kAll) LoadRelaxedIf(!IsOfLap(x[i], lap), from(i), &x[i]);
+          if (first + i < kAll) LoadAtOnceIf(!IsOfLap(x[i], lap), from(i), &x[i]);
         }
         if (__any_sync(kAllLanes, watchdog_.TimesOut())) return false;
       }
@@ -88,11 +88,11 @@ class ScatteredStep {
       for (int i = 0; i < kAhead; ++i) {
         if (first + i >= kAll) continue;
         float (&to)[2][4] = sums[(first + i) / kLoads];
-        const uint32_t words[4] = {x[i].x, x[i].y, x[i].z, x[i].w};
+        const uint32_t words[4] = {x[i].x & ~1u, x[i].y, x[i].z, x[i].w};
 #pragma unroll
         for (int b = 0; b < 4; ++b) {
-          to[0][b] += LowSum<State>(words[b]);
-          to[1][b] += HighSum<State>(words[b]);
+          to[0][b] += ToAccumulator(State{static_cast<uint16_t>(words[b])});
+          to[1][b] += ToAccumulator(State{static_cast<uint16_t>(words[b] >> 16)});
         }
       }
     }
@@ -172,9 +172,6 @@ class ScatteredStep {
   }
   __device__ __forceinline__ static bool IsReal(const Place& place, int i) {
     return place.exists && place.b < kSizes.batch && place.unit + i < kSizes.hidden;
-  }
-  __device__ __forceinline__ static bool IsOfLap(const Words4& x, uint32_t lap) {
-    return (((x.x ^ lap) | (x.y ^ lap) | (x.z ^ lap) | (x.w ^ lap)) & 1) == 0;
   }
 
   __device__ __forceinline__ void Leave(const Place& place, const float (&state)[2][Step::kStates],
