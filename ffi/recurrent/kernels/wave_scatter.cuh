@@ -83,6 +83,8 @@ __device__ __forceinline__ uint32_t* ProgressOf(const RecurrentWaveLayer& p) {
   return reinterpret_cast<uint32_t*>(MailboxOf<Plan>(p) + Plan::kSizes.progress_at);
 }
 
+constexpr uint32_t kLapBit = 1;  // of the first word of 16 bytes
+
 // The first two of eight sums as they are sent: the lower one rounded to an even number, in whose
 // place is a lap's bit.
 __device__ __forceinline__ constexpr int DroppedBits(bfloat16) { return 17; }
@@ -94,10 +96,10 @@ __device__ __forceinline__ uint32_t SumsOfLap(float low, float high, uint32_t la
   const uint32_t rounded = (bits + kDropped / 2 + (bits >> DroppedBits(State()) & 1)) & ~kDropped;
   // Rounding would carry the bits of a NaN into its sign.
   const float even = low == low ? __uint_as_float(rounded) : low;
-  return (PairOf(State(), even, high) & ~1u) | lap;
+  return (PairOf(State(), even, high) & ~kLapBit) | lap;
 }
 __device__ __forceinline__ bool IsOfLap(const Words4& x, uint32_t lap) {
-  return ((x.x ^ lap) & 1) == 0;
+  return ((x.x ^ lap) & kLapBit) == 0;
 }
 
 // The states of a block's units after a step, in shared memory: [state][tile of units][pair of

@@ -20,13 +20,14 @@ class ScatteredStep {
   static constexpr auto kSizes = Plan::kSizes;
   using State = typename Plan::State;
   static constexpr int kRounds = kSizes.rounds;
+  static constexpr uint32_t kLowerHalf = 0xffff, kBothHalves = ~0u;  // of a word
   // A lane has two neighbouring units of a batch entry in each round, together if their number
   // divides that of the layer's.
   static constexpr int kNear = kSizes.hidden % 2 == 0 ? 2 : 1, kGroups = 2 / kNear;
   using Arrays = ScanArrays<Step, Plan, kNear>;
 
  public:
-  using Sums = float[kRounds][2][4];  // of two units for four batch entries
+  using Sums = float[kRounds][2];  // of a lane's two units
 
   __device__ __forceinline__ ScatteredStep(const RecurrentWaveLayer& p, State* states)
       : p_(p), watchdog_(p.wait_limits) {
@@ -84,17 +85,7 @@ class ScatteredStep {
         }
         if (__any_sync(kAllLanes, watchdog_.TimesOut())) return false;
       }
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        if (first + i >= kAll) continue;
-        float (&to)[2][4] = sums[(first + i) / kLoads];
-        const uint32_t words[4] = {x[i].x & ~1u, x[i].y, x[i].z, x[i].w};
-#pragma unroll
-        for (int b = 0; b < 4; ++b) {
-          to[0][b] += ToAccumulator(State{static_cast<uint16_t>(words[b])});
-          to[1][b] += ToAccumulator(State{static_cast<uint16_t>(words[b] >> 16)});
-        }
-      }
+      AddUp(x, first, sums);
     }
     return true;
   }
@@ -109,7 +100,7 @@ class ScatteredStep {
     for (int r = 0; r < kRounds; ++r) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const float product[1] = {ExchangeSums<4>(sums[r][i])};
+        const float product[1] = {sums[r][i]};
         float input[Arrays::kInputSlots];
         Arrays::ConvertInputs(input_[r][i / kNear], i % kNear, input);
         Step::Apply(product, carry_[r][i], input, state[r][i], outputs[r][i]);
@@ -164,7 +155,7 @@ class ScatteredStep {
     place.tile =
         static_cast<int>(BlockOfScan<Plan>()) * kSizes.unit_tiles + portion % kSizes.unit_tiles;
     place.quarter = portion / kSizes.unit_tiles;
-    place.b = place.quarter * 4 + lane % 4;
+    place.b = place.quarter * 4 + lane % 2 * 2 + lane % 4 / 2;  // as SumUp has them
     place.unit = place.tile * 16 + lane / 4 * 2;
     place.exists =
         (round + 1) * kSizes.pointwise_warps <= kSizes.portions || portion < kSizes.portions;
@@ -172,6 +163,70 @@ class ScatteredStep {
   }
   __device__ __forceinline__ static bool IsReal(const Place& place, int i) {
     return place.exists && place.b < kSizes.batch && place.unit + i < kSizes.hidden;
+  }
+
+  // Adds what a warp has received by its loads from number `first` on to the sums of their rounds.
+  template <int kCount>
+  __device__ __forceinline__ static void AddUp(const Words4 (&x)[kCount], int first, Sums& sums) {
+    const auto begin_of = [&](int r) { return r * kSizes.mailbox_loads - first; };
+    const auto is_among = [&](int r) {
+      return begin_of(r) < kCount && begin_of(r) + kSizes.mailbox_loads > 0;
+    };
+    Sums added = {};
+    bool has_nan = false;
+#pragma unroll
+    for (int r = 0; r < kRounds; ++r) {
+      if (!is_among(r)) continue;
+      SumUp(x, begin_of(r), kBothHalves, kBothHalves, added[r]);
+      has_nan |= added[r][0] != added[r][0] || added[r][1] != added[r][1];
+    }
+    if (__any_sync(kAllLanes, has_nan)) {
+#pragma unroll 1
+      for (int part = 0; part < 4; ++part) {
+        const uint32_t half = part % 2 == 0 ? kLowerHalf : ~kLowerHalf;
+#pragma unroll
+        for (int r = 0; r < kRounds; ++r) {
+          if (!is_among(r)) continue;
+          float alone[2];
+          SumUp(x, begin_of(r), part < 2 ? half : 0, part < 2 ? 0 : half, alone);
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            if (part == threadIdx.x % 2 * 2 + i) added[r][i] = alone[i];
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < kRounds; ++r) {
+      if (is_among(r)) sums[r][0] += added[r][0], sums[r][1] += added[r][1];
+    }
+  }
+
+  // The sums of a round, whose first load is x[begin], as a product by ones on tensor cores. The 16
+  // bytes of a lane are its part of the operand A. Lanes of the same two units have two rows of it:
+  // one for batch entries 0 and 2, one for 1 and 3. The inner dimension has, of each of four
+  // blocks, both units of both entries, and a column of B has ones where one of these four is. By
+  // the others, zeros, a number that is not finite makes a NaN, which is no part of the sum. Such
+  // sums are taken again, of one half of the first or of the last two words alone.
+  template <int kCount>
+  __device__ __forceinline__ static void SumUp(const Words4 (&x)[kCount], int begin,
+                                               uint32_t of_first, uint32_t of_last,
+                                               float (&sums)[2]) {
+    const uint32_t one = PairOf(State(), 1.f, 0.f);
+    const int column = threadIdx.x / 4 % 4;
+    const uint32_t ones = column % 2 == 0 ? one : one << 16;
+    const uint32_t first_ones = column < 2 ? ones : 0, last_ones = column < 2 ? 0 : ones;
+    float d[4] = {};
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (i < begin || i - begin >= kSizes.mailbox_loads) continue;
+      MultiplyAdd(
+          State(), d,
+          {x[i].x & of_first & ~kLapBit, x[i].y & of_first, x[i].z & of_last, x[i].w & of_last},
+          first_ones, last_ones);
+    }
+    const bool is_second = threadIdx.x % 4 >= 2;
+    sums[0] = is_second ? d[2] : d[0], sums[1] = is_second ? d[3] : d[1];
   }
 
   __device__ __forceinline__ void Leave(const Place& place, const float (&state)[2][Step::kStates],
