@@ -145,8 +145,11 @@ class ScatteredMatrix {
 
   // Sends the parts of a step's products.
   __device__ __forceinline__ void Send(const State* states, Words4* slot, uint32_t lap) const {
+    KeepInRegister(lap);
+    const int of_lane = kTiles == 2 ? q_ : q_ / 2;  // a quarter of the batch
+    Words4* to = slot + MailboxOffset<Plan>(FirstTile(), of_lane, BlockOfScan<Plan>()) + g_;
 #pragma unroll 1
-    for (int pair = 0; pair < kSizes.pairs; ++pair) {
+    for (int pair = 0; pair < kSizes.pairs; ++pair, to += MailboxOffset<Plan>(0, 4, 0)) {
       uint32_t x[kSteps][kTiles][2];
 #pragma unroll
       for (int k = 0; k < kSteps; ++k) {
@@ -174,7 +177,7 @@ class ScatteredMatrix {
             }
           }
         }
-        Store(sums, slot, first, pair, lap);
+        Store(sums, to, first, pair * 4 + of_lane < kSizes.quarters, lap);
       }
     }
   }
@@ -188,9 +191,9 @@ class ScatteredMatrix {
   }
 
  private:
-  // Of the tiles of units from the warp's number `first` on.
-  __device__ __forceinline__ void Store(const float (&sums)[kTogether][kTiles][4], Words4* slot,
-                                        int first, int pair, uint32_t lap) const {
+  // Of the tiles of units from the warp's number `first` on, if the quarter of the batch exists.
+  __device__ __forceinline__ void Store(const float (&sums)[kTogether][kTiles][4], Words4* to,
+                                        int first, bool exists, uint32_t lap) const {
     uint32_t words[kTogether][kTiles][2];
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {
@@ -208,7 +211,7 @@ class ScatteredMatrix {
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
         const auto& of_tile = words[i];
-        StoreWords(slot, first + i, pair * 4 + q_,
+        StoreWords(to, first + i, exists,
                    {of_tile[0][0], of_tile[0][1], of_tile[1][0], of_tile[1][1]});
       }
     } else {
@@ -220,21 +223,30 @@ class ScatteredMatrix {
         own[e] = is_second ? words[1][0][e] : words[0][0][e];
         others[e] = __shfl_xor_sync(kAllLanes, is_second ? words[0][0][e] : words[1][0][e], 1);
       }
-      StoreWords(slot, first + is_second, q_ / 2,
+      StoreWords(to, first + is_second, exists,
                  {is_second ? others[0] : own[0], is_second ? others[1] : own[1],
                   is_second ? own[0] : others[0], is_second ? own[1] : others[1]});
     }
   }
-  __device__ __forceinline__ void StoreWords(Words4* slot, int j, int quarter,
+  // `to`: where those of the warp's first tile lie.
+  __device__ __forceinline__ void StoreWords(Words4* to, int j, bool exists,
                                              const Words4& words) const {
-    if (j >= kLoads || !Exists(j) || quarter >= kSizes.quarters) return;
-    StoreAtOnce(slot + MailboxOffset<Plan>(Tile(j), quarter, BlockOfScan<Plan>()) + g_, words);
+    if (j >= kLoads || !Exists(j) || !exists) return;
+    Words4* from_end = to - MailboxOffset<Plan>(kSizes.all_tiles, 0, 0);
+    StoreAtOnce((IsBehindEnd(j) ? from_end : to) + MailboxOffset<Plan>(j * kSizes.warps, 0, 0),
+                words);
   }
 
-  // A block begins with its own tiles, so that not all send to one block at once.
-  __device__ __forceinline__ int Tile(int j) const {
-    const int tile = static_cast<int>(BlockOfScan<Plan>()) * kSizes.unit_tiles + Number(j);
-    return tile < kSizes.all_tiles ? tile : tile - kSizes.all_tiles;
+  // A block begins with its own tiles, so that not all send to one block at once, and goes on
+  // behind the last one with the first.
+  __device__ __forceinline__ static int FirstTile() {
+    return static_cast<int>(BlockOfScan<Plan>()) * kSizes.unit_tiles + Number(0);
+  }
+  __device__ __forceinline__ static bool IsBehindEnd(int j) {
+    return FirstTile() + j * kSizes.warps >= kSizes.all_tiles;
+  }
+  __device__ __forceinline__ static int Tile(int j) {
+    return FirstTile() + j * kSizes.warps - (IsBehindEnd(j) ? kSizes.all_tiles : 0);
   }
   __device__ __forceinline__ static bool Exists(int j) {
     return (j + 1) * kSizes.warps <= kSizes.all_tiles || Number(j) < kSizes.all_tiles;
