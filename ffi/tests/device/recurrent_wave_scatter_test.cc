@@ -74,6 +74,7 @@ int main() {
     constexpr auto Rnn = TestWave<RnnStep, float16, 96, 1,
                                   WaveOptions{16, 4, 1, kOne, kOne, 2, 1, false, false, 2000, 2}>;
     Rnn({.steps = 9, .has_nan = true});
+    Rnn({.steps = 2, .overflows = true});
     Rnn({.steps = 4, .missing = 11});
   }
   {  // fewer parts of the batch and tiles of units than pointwise warps
