@@ -169,8 +169,7 @@ class ScatteredMatrix {
           for (int i = 0; i < kTogether; ++i) {
             const int j = first + i;
             if (j >= kLoads) continue;
-            const Words4 a =
-                j < kRegisterTiles ? weights_[j < kRegisterTiles ? j : 0][k] : SharedWeights(j, k);
+            const Words4 a = WeightsOf(j, k);
 #pragma unroll
             for (int n = 0; n < kTiles; ++n) {
               MultiplyAdd(State(), sums[i][n], {a.x, a.y, a.z, a.w}, x[k][n][0], x[k][n][1]);
@@ -282,6 +281,14 @@ class ScatteredMatrix {
   }
   __device__ __forceinline__ static uint32_t Pair(State low, State high) {
     return static_cast<uint32_t>(low.bits) | static_cast<uint32_t>(high.bits) << 16;
+  }
+  // Those in shared memory in this order: all of a step at once would leave no registers for sums
+  // that are independent.
+  __device__ __forceinline__ Words4 WeightsOf(int j, int k) const {
+    if (j < kRegisterTiles) return weights_[j < kRegisterTiles ? j : 0][k];
+    uint32_t words[4];
+    LoadShared(AddressOfShared(&SharedWeights(j, k)), words);
+    return {words[0], words[1], words[2], words[3]};
   }
   __device__ __forceinline__ Words4& SharedWeights(int j, int k) const {
     return shared_[((j - kRegisterTiles) * kSteps + k) * kSizes.product_threads];

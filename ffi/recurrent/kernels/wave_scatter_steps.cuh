@@ -4,7 +4,7 @@
 // arrive at it.
 #pragma once
 
-#include "recurrent/arrays.cuh"
+#include "recurrent/array_cursors.cuh"
 #include "recurrent/kernels/wave_scatter.cuh"
 
 namespace jaxsparse {
@@ -19,29 +19,31 @@ template <typename Step, typename Plan>
 class ScatteredStep {
   static constexpr auto kSizes = Plan::kSizes;
   using State = typename Plan::State;
-  static constexpr int kRounds = kSizes.rounds;
+  static constexpr int kRounds = kSizes.rounds, kCells = kSizes.cells, kNear = kSizes.near;
   static constexpr uint32_t kLowerHalf = 0xffff, kBothHalves = ~0u;  // of a word
-  // A lane has two neighbouring units of a batch entry in each round, together if their number
-  // divides that of the layer's.
-  static constexpr int kNear = kSizes.hidden % 2 == 0 ? 2 : 1, kGroups = 2 / kNear;
   using Arrays = ScanArrays<Step, Plan, kNear>;
+  using Inputs = InputCursor<Step, Plan>;
 
  public:
   using Sums = float[kRounds][2];  // of a lane's two units
 
   __device__ __forceinline__ ScatteredStep(const RecurrentWaveLayer& p, State* states)
-      : p_(p), watchdog_(p.wait_limits) {
+      : p_(p),
+        watchdog_(p.wait_limits),
+        first_(FirstCell()),
+        inputs_(p, first_),
+        results_(p, first_) {
 #pragma unroll
     for (int r = 0; r < kRounds; ++r) {
-      const Place place = At(r);
       float state[2][Step::kStates] = {};
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        if (!IsReal(place, i)) continue;
-        Arrays::LoadCarry(p, place.b, place.unit + i, carry_[r][i]);
-        Arrays::LoadState(p, place.b, place.unit + i, state[i]);
+        const int c = 2 * r + i;
+        if (!IsReal(c)) continue;
+        Arrays::LoadCarry(p, EntryOf(c), UnitOf(c), carry_[c]);
+        Arrays::LoadState(p, EntryOf(c), UnitOf(c), state[i]);
       }
-      Leave(place, state, states);
+      Leave(r, state, states);
     }
     LoadInputs(0);
   }
@@ -51,26 +53,26 @@ class ScatteredStep {
   __device__ __forceinline__ bool Receive(int64_t step, Sums& sums) {
     constexpr int kLoads = kSizes.mailbox_loads, kAll = kRounds * kLoads,
                   kAhead = kSizes.mailbox_ahead;
-    const Words4* slot = MailboxSlot<Plan, kBelow>(p_, step);
+    const int lane = threadIdx.x % kWarp, block = lane % 4;
+    const Words4* of_lane = MailboxSlot<Plan, kBelow>(p_, step) + lane / 4 +
+                            MailboxOffset<Plan>(first_.warp_unit / 16, first_.entry / 4, block);
     const uint32_t lap = LapOf<Plan, kBelow>(step);
 #pragma unroll
     for (int first = 0; first < kAll; first += kAhead) {
       Words4 x[kAhead];
       const auto from = [&](int i) {
-        const Place place = At((first + i) / kLoads);
-        const Words4* of_first = slot + MailboxOffset<Plan>(place.tile, place.quarter, 0) +
-                                 (threadIdx.x % 4 * 8 + threadIdx.x % kWarp / 4);
-        return of_first + (first + i) % kLoads * 32;
+        const int c = (first + i) / kLoads * 2, before = (first + i) % kLoads * 4;
+        return of_lane + MailboxOffset<Plan>(kSizes.UnitFromFirst(c) / 16,
+                                             kSizes.EntryFromFirst(c) / 4, before);
       };
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
         x[i] = {lap, 0, 0, 0};  // zeros that are there
         if (first + i >= kAll) continue;
         const int before = (first + i) % kLoads * 4;
-        const bool sent = At((first + i) / kLoads).exists &&
-                          (before + 4 <= kSizes.blocks ||
-                           before + static_cast<int>(threadIdx.x % 4) < kSizes.blocks);
-        if (sent) x[i].x ^= 1;
+        const bool sent = Exists((first + i) / kLoads) &&
+                          (before + 4 <= kSizes.blocks || before + block < kSizes.blocks);
+        if (sent) x[i].x ^= kLapBit;
         LoadAtOnceIf(sent, from(i), &x[i]);
       }
       watchdog_.Begin();
@@ -95,74 +97,66 @@ class ScatteredStep {
   template <typename Publish>
   __device__ __forceinline__ void Run(int64_t step, Sums& sums, bool stopped, State* states,
                                       Publish publish) {
-    float state[kRounds][2][Step::kStates], outputs[kRounds][2][Arrays::kOutputSlots];
+    float state[kCells][Step::kStates], outputs[kCells][Arrays::kOutputSlots];
 #pragma unroll
-    for (int r = 0; r < kRounds; ++r) {
+    for (int c = 0; c < kCells; ++c) {
+      const float product[1] = {sums[c / 2][c % 2]};
+      float input[Arrays::kInputSlots];
+      inputs_.Convert(input_[c / kNear], c % kNear, input);
+      Step::Apply(product, carry_[c], input, state[c], outputs[c]);
+      if (!stopped) continue;
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const float product[1] = {sums[r][i]};
-        float input[Arrays::kInputSlots];
-        Arrays::ConvertInputs(input_[r][i / kNear], i % kNear, input);
-        Step::Apply(product, carry_[r][i], input, state[r][i], outputs[r][i]);
-        if (!stopped) continue;
+      for (int s = 0; s < Step::kStates; ++s) state[c][s] = __uint_as_float(0x7fffffffu);
 #pragma unroll
-        for (int s = 0; s < Step::kStates; ++s) state[r][i][s] = __uint_as_float(0x7fffffffu);
+      for (int o = 0; o < Step::kOutputs; ++o) outputs[c][o] = __uint_as_float(0x7fffffffu);
 #pragma unroll
-        for (int o = 0; o < Step::kOutputs; ++o) outputs[r][i][o] = __uint_as_float(0x7fffffffu);
-#pragma unroll
-        for (int c = 0; c < Step::kCarries; ++c) carry_[r][i][c] = __uint_as_float(0x7fffffffu);
-      }
-      Leave(At(r), state[r], states);
+      for (int k = 0; k < Step::kCarries; ++k) carry_[c][k] = __uint_as_float(0x7fffffffu);
     }
+#pragma unroll
+    for (int r = 0; r < kRounds; ++r) Leave(r, state + 2 * r, states);
     publish();
     // What no warp waits for comes after what all wait for.
     if (step + 1 < p_.steps) LoadInputs(step + 1);
-    const int64_t t = Arrays::TimeOf(p_, step);
 #pragma unroll
-    for (int r = 0; r < kRounds; ++r) {
-      const Place place = At(r);
-#pragma unroll
-      for (int i = 0; i < 2; i += kNear) {
-        if (!IsReal(place, i)) continue;
-        Arrays::StoreResults(p_, t, place.b, place.unit + i, state[r] + i, outputs[r] + i);
-      }
+    for (int c = 0; c < kCells; c += kNear) {
+      if (IsReal(c)) results_.Store(c, state + c, outputs + c);
     }
+    results_.Advance();
   }
 
   __device__ __forceinline__ void Finish() {
 #pragma unroll
-    for (int r = 0; r < kRounds; ++r) {
-      const Place place = At(r);
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        if (IsReal(place, i)) Arrays::StoreCarry(p_, place.b, place.unit + i, carry_[r][i]);
-      }
+    for (int c = 0; c < kCells; ++c) {
+      if (IsReal(c)) Arrays::StoreCarry(p_, EntryOf(c), UnitOf(c), carry_[c]);
     }
   }
 
  private:
-  struct Place {
-    int tile, quarter;  // of the layer's units, of the batch
-    int b, unit;        // the first one of the lane's
-    bool exists;        // whether there is such a part of the batch
-  };
-
-  __device__ __forceinline__ static Place At(int round) {
-    const int lane = threadIdx.x % kWarp;
-    const int warp = static_cast<int>(threadIdx.x) / kWarp - kSizes.warps;
-    const int portion = round * kSizes.pointwise_warps + warp;
-    Place place;
-    place.tile =
-        static_cast<int>(BlockOfScan<Plan>()) * kSizes.unit_tiles + portion % kSizes.unit_tiles;
-    place.quarter = portion / kSizes.unit_tiles;
-    place.b = place.quarter * 4 + lane % 2 * 2 + lane % 4 / 2;  // as SumUp has them
-    place.unit = place.tile * 16 + lane / 4 * 2;
-    place.exists =
-        (round + 1) * kSizes.pointwise_warps <= kSizes.portions || portion < kSizes.portions;
-    return place;
+  // A lane's cells are of two neighbouring units, of the entry whose sums SumUp gives it.
+  __device__ __forceinline__ static CellPlace FirstCell() {
+    const uint32_t lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp - kSizes.warps;
+    const uint32_t tile = warp % kSizes.tiles_beside, quarter = warp / kSizes.tiles_beside;
+    CellPlace first;
+    first.entry = static_cast<int>(quarter * 4 + lane % 2 * 2 + lane % 4 / 2);
+    first.warp_unit = static_cast<int>(BlockOfScan<Plan>() * kSizes.units + tile * 16);
+    first.unit = first.warp_unit + static_cast<int>(lane / 4 * 2);
+    return first;
   }
-  __device__ __forceinline__ static bool IsReal(const Place& place, int i) {
-    return place.exists && place.b < kSizes.batch && place.unit + i < kSizes.hidden;
+  __device__ __forceinline__ int EntryOf(int c) const {
+    return first_.entry + kSizes.EntryFromFirst(c);
+  }
+  __device__ __forceinline__ int UnitOf(int c) const {
+    return first_.unit + kSizes.UnitFromFirst(c);
+  }
+  // Whether there is what a round has of the batch, all of a warp's four entries or some.
+  __device__ __forceinline__ bool Exists(int round) const {
+    const int before = kSizes.EntryFromFirst(2 * round) / 4;
+    return before + kSizes.quarters_beside <= kSizes.quarters ||
+           before + first_.entry / 4 < kSizes.quarters;
+  }
+  __device__ __forceinline__ bool IsReal(int c) const {
+    return (kSizes.has_all_entries || EntryOf(c) < kSizes.batch) &&
+           (kSizes.has_all_units || UnitOf(c) < kSizes.hidden);
   }
 
   // Adds what a warp has received by its loads from number `first` on to the sums of their rounds.
@@ -229,41 +223,40 @@ class ScatteredStep {
     sums[0] = is_second ? d[2] : d[0], sums[1] = is_second ? d[3] : d[1];
   }
 
-  __device__ __forceinline__ void Leave(const Place& place, const float (&state)[2][Step::kStates],
+  __device__ __forceinline__ void Leave(int round, const float (*state)[Step::kStates],
                                         State* states) const {
-    if (!place.exists) return;
+    if (!Exists(round)) return;
+    const int c = 2 * round, unit = UnitOf(c) - BlockOfScan<Plan>() * kSizes.units;
 #pragma unroll
     for (int s = 0; s < Step::kStates; ++s) {
-      const float low = IsReal(place, 0) ? state[0][s] : 0.f;
-      const float high = IsReal(place, 1) ? state[1][s] : 0.f;
-      const int tile = s * kSizes.unit_tiles + place.tile % kSizes.unit_tiles;
-      State* to = states + StateOffset<Plan>(tile, place.b) + place.unit % 16;
+      const float low = IsReal(c) ? state[0][s] : 0.f, high = IsReal(c + 1) ? state[1][s] : 0.f;
+      State* to =
+          states + StateOffset<Plan>(s * kSizes.unit_tiles + unit / 16, EntryOf(c)) + unit % 16;
       *reinterpret_cast<uint32_t*>(to) = PairOf(State(), low, high);
     }
   }
 
+  // Of a step, and has those of a later one brought to the cache; what is the same in every step
+  // stays there, and where it is one value, all prefetches would queue for its line.
   __device__ __forceinline__ void LoadInputs(int64_t step) {
     if constexpr (Step::kInputs > 0) {
+      const auto is_real = [&](int c) { return IsReal(c); };
+      inputs_.Load(step + 1 < p_.steps, is_real, input_);
 #pragma unroll
-      for (int r = 0; r < kRounds; ++r) {
-        const Place place = At(r);
-#pragma unroll
-        for (int n = 0; n < kGroups; ++n) {
-          if (!IsReal(place, n * kNear)) continue;
-          const int unit = place.unit + n * kNear;
-          Arrays::LoadInputs(p_, Arrays::TimeOf(p_, step), place.b, unit, input_[r][n], step > 0);
-          if (step + kStepsAhead < p_.steps) {
-            Arrays::PrefetchInputs(p_, Arrays::TimeOf(p_, step + kStepsAhead), place.b, unit);
-          }
-        }
+      for (int i = 0; i < Plan::Arrays::kInputs; ++i) {
+        if (p_.inputs[i].step_stride == 0) continue;
+        inputs_.PrefetchOf(i, step + kStepsToCache + 1 < p_.steps, is_real);
       }
     }
   }
 
   const RecurrentWaveLayer& p_;
   Watchdog watchdog_;
-  float carry_[kRounds][2][Arrays::kCarrySlots] = {};
-  uint32_t input_[kRounds][kGroups][Arrays::kInputWords] = {};
+  const CellPlace first_;
+  Inputs inputs_;
+  ResultCursor<Step, Plan> results_;
+  float carry_[kCells][Arrays::kCarrySlots] = {};
+  typename Inputs::Words input_ = {};
 };
 
 }  // namespace jaxsparse
