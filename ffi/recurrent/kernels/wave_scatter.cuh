@@ -85,18 +85,18 @@ __device__ __forceinline__ uint32_t* ProgressOf(const RecurrentWaveLayer& p) {
 
 constexpr uint32_t kLapBit = 1;  // of the first word of 16 bytes
 
-// The first two of eight sums as they are sent: the lower one rounded to an even number, in whose
-// place is a lap's bit.
+// Two of eight sums as they are sent: of the first two the lower one is rounded to an even number,
+// in whose place is a lap's bit.
 __device__ __forceinline__ constexpr int DroppedBits(bfloat16) { return 17; }
 __device__ __forceinline__ constexpr int DroppedBits(float16) { return 14; }
 template <typename State>
-__device__ __forceinline__ uint32_t SumsOfLap(float low, float high, uint32_t lap) {
+__device__ __forceinline__ uint32_t SumsOfLap(float low, float high, bool is_first, uint32_t lap) {
   constexpr uint32_t kDropped = (1u << DroppedBits(State())) - 1;
   const uint32_t bits = __float_as_uint(low);
   const uint32_t rounded = (bits + kDropped / 2 + (bits >> DroppedBits(State()) & 1)) & ~kDropped;
   // Rounding would carry the bits of a NaN into its sign.
-  const float even = low == low ? __uint_as_float(rounded) : low;
-  return (PairOf(State(), even, high) & ~kLapBit) | lap;
+  const float even = is_first && low == low ? __uint_as_float(rounded) : low;
+  return (PairOf(State(), even, high) & (is_first ? ~kLapBit : ~0u)) | (is_first ? lap : 0);
 }
 __device__ __forceinline__ bool IsOfLap(const Words4& x, uint32_t lap) {
   return ((x.x ^ lap) & kLapBit) == 0;
@@ -130,7 +130,10 @@ class ScatteredMatrix {
 
  public:
   __device__ __forceinline__ ScatteredMatrix(const DenseWeights& weights, Words4* shared)
-      : g_(threadIdx.x % kWarp / 4), q_(threadIdx.x % 4), shared_(shared + threadIdx.x) {
+      : g_(threadIdx.x % kWarp / 4),
+        q_(threadIdx.x % 4),
+        own_(kTiles == 2 ? 0 : q_ % 2),
+        shared_(shared + threadIdx.x) {
 #pragma unroll
     for (int j = 0; j < kRegisterTiles; ++j) {
 #pragma unroll
@@ -147,7 +150,7 @@ class ScatteredMatrix {
   __device__ __forceinline__ void Send(const State* states, Words4* slot, uint32_t lap) const {
     KeepInRegister(lap);
     const int of_lane = kTiles == 2 ? q_ : q_ / 2;  // a quarter of the batch
-    Words4* to = slot + MailboxOffset<Plan>(FirstTile(), of_lane, BlockOfScan<Plan>()) + g_;
+    Words4* to = slot + MailboxOffset<Plan>(TileFromStart(own_), of_lane, BlockOfScan<Plan>()) + g_;
 #pragma unroll 1
     for (int pair = 0; pair < kSizes.pairs; ++pair, to += MailboxOffset<Plan>(0, 4, 0)) {
       uint32_t x[kSteps][kTiles][2];
@@ -200,9 +203,8 @@ class ScatteredMatrix {
       for (int n = 0; n < kTiles; ++n) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          const float low = sums[i][n][e], high = sums[i][n][e + 2];
-          const bool is_first = n == 0 && e == 0 && (kTiles == 2 || q_ % 2 == 0);  // of 16 bytes
-          words[i][n][e] = is_first ? SumsOfLap<State>(low, high, lap) : PairOf(State(), low, high);
+          const bool is_first = n == 0 && e == 0 && (kTiles == 2 || q_ % 2 == 0);
+          words[i][n][e] = SumsOfLap<State>(sums[i][n][e], sums[i][n][e + 2], is_first, lap);
         }
       }
     }
@@ -214,38 +216,36 @@ class ScatteredMatrix {
                    {of_tile[0][0], of_tile[0][1], of_tile[1][0], of_tile[1][1]});
       }
     } else {
-      // Of two neighbouring lanes each takes one tile of units, and all four batch entries.
-      const bool is_second = q_ % 2 != 0;
       uint32_t own[2], others[2];
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        own[e] = is_second ? words[1][0][e] : words[0][0][e];
-        others[e] = __shfl_xor_sync(kAllLanes, is_second ? words[0][0][e] : words[1][0][e], 1);
+        own[e] = own_ == 1 ? words[1][0][e] : words[0][0][e];
+        others[e] = __shfl_xor_sync(kAllLanes, own_ == 1 ? words[0][0][e] : words[1][0][e], 1);
       }
-      StoreWords(to, first + is_second, exists,
-                 {is_second ? others[0] : own[0], is_second ? others[1] : own[1],
-                  is_second ? own[0] : others[0], is_second ? own[1] : others[1]});
+      StoreWords(to, first, exists,
+                 {own_ == 1 ? others[0] : own[0], own_ == 1 ? others[1] : own[1],
+                  own_ == 1 ? own[0] : others[0], own_ == 1 ? own[1] : others[1]});
     }
   }
-  // `to`: where those of the warp's first tile lie.
+  // Of tile j + own_. `to`: where those of tile own_ lie.
   __device__ __forceinline__ void StoreWords(Words4* to, int j, bool exists,
                                              const Words4& words) const {
-    if (j >= kLoads || !Exists(j) || !exists) return;
+    const bool all_exist = (j + 3 - kTiles) * kSizes.warps <= kSizes.all_tiles;
+    if (!exists || (!all_exist && !Exists(j + own_))) return;
     Words4* from_end = to - MailboxOffset<Plan>(kSizes.all_tiles, 0, 0);
-    StoreAtOnce((IsBehindEnd(j) ? from_end : to) + MailboxOffset<Plan>(j * kSizes.warps, 0, 0),
+    const bool is_behind_end = TileFromStart(own_) + j * kSizes.warps >= kSizes.all_tiles;
+    StoreAtOnce((is_behind_end ? from_end : to) + MailboxOffset<Plan>(j * kSizes.warps, 0, 0),
                 words);
   }
 
   // A block begins with its own tiles, so that not all send to one block at once, and goes on
   // behind the last one with the first.
-  __device__ __forceinline__ static int FirstTile() {
-    return static_cast<int>(BlockOfScan<Plan>()) * kSizes.unit_tiles + Number(0);
-  }
-  __device__ __forceinline__ static bool IsBehindEnd(int j) {
-    return FirstTile() + j * kSizes.warps >= kSizes.all_tiles;
+  __device__ __forceinline__ static int TileFromStart(int j) {
+    return static_cast<int>(BlockOfScan<Plan>()) * kSizes.unit_tiles + Number(j);
   }
   __device__ __forceinline__ static int Tile(int j) {
-    return FirstTile() + j * kSizes.warps - (IsBehindEnd(j) ? kSizes.all_tiles : 0);
+    const int tile = TileFromStart(j);
+    return tile < kSizes.all_tiles ? tile : tile - kSizes.all_tiles;
   }
   __device__ __forceinline__ static bool Exists(int j) {
     return (j + 1) * kSizes.warps <= kSizes.all_tiles || Number(j) < kSizes.all_tiles;
@@ -295,6 +295,9 @@ class ScatteredMatrix {
   }
 
   const int g_, q_;
+  // With one tile of the batch, of two tiles of units the one whose sums the lane stores, for four
+  // batch entries: it hands those of the other one to its neighbour.
+  const int own_;
   Words4* const shared_;
   Words4 weights_[kRegisterTiles > 0 ? kRegisterTiles : 1][kSteps];
 };

@@ -210,17 +210,23 @@ class ScatteredStep {
     const int column = threadIdx.x / 4 % 4;
     const uint32_t ones = column % 2 == 0 ? one : one << 16;
     const uint32_t first_ones = column < 2 ? ones : 0, last_ones = column < 2 ? 0 : ones;
-    float d[4] = {};
+    // A product waits for the last one that it adds to. Those of other rounds can come between.
+    constexpr int kChains = kCount > kSizes.mailbox_loads ? 1 : 2;
+    float d[kChains][4] = {};
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       if (i < begin || i - begin >= kSizes.mailbox_loads) continue;
       MultiplyAdd(
-          State(), d,
+          State(), d[i % kChains],
           {x[i].x & of_first & ~kLapBit, x[i].y & of_first, x[i].z & of_last, x[i].w & of_last},
           first_ones, last_ones);
     }
     const bool is_second = threadIdx.x % 4 >= 2;
-    sums[0] = is_second ? d[2] : d[0], sums[1] = is_second ? d[3] : d[1];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      sums[i] = is_second ? d[0][2 + i] : d[0][i];
+      if constexpr (kChains == 2) sums[i] += is_second ? d[1][2 + i] : d[1][i];
+    }
   }
 
   __device__ __forceinline__ void Leave(int round, const float (*state)[Step::kStates],
