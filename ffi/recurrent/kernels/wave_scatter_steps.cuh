@@ -1,7 +1,7 @@
 // What blocks of a wave that exchange sums do beside products: pointwise warps receive the parts of
-// their units' products, add them up in the order of the blocks, make the pointwise step and leave
-// the states to the product warps. A named barrier a step joins the two; pointwise warps only
-// arrive at it.
+// their units' products, have tensor cores add them up, make the pointwise step and leave the
+// states to the product warps. A named barrier a step joins the two; pointwise warps only arrive at
+// it.
 #pragma once
 
 #include "recurrent/array_cursors.cuh"
@@ -196,12 +196,13 @@ class ScatteredStep {
     }
   }
 
-  // The sums of a round, whose first load is x[begin], as a product by ones on tensor cores. The 16
-  // bytes of a lane are its part of the operand A. Lanes of the same two units have two rows of it:
-  // one for batch entries 0 and 2, one for 1 and 3. The inner dimension has, of each of four
-  // blocks, both units of both entries, and a column of B has ones where one of these four is. By
-  // the others, zeros, a number that is not finite makes a NaN, which is no part of the sum. Such
-  // sums are taken again, of one half of the first or of the last two words alone.
+  // The sums of a round, whose first load is x[begin], for a lane's two units and its batch entry:
+  // products by ones on tensor cores. What a lane has loaded is its part of the operand A, in which
+  // two units have two rows, one of words 0 and 2, for batch entries 0 and 2, and one of words 1
+  // and 3. So the inner dimension has four numbers of each of four blocks, and a column of B has
+  // ones where one of the four is. Elsewhere it has zeros, and zero times what is not finite is
+  // NaN, in sums of which that is no part. Such sums are taken again, from one half of the first
+  // two or of the last two words alone.
   template <int kCount>
   __device__ __forceinline__ static void SumUp(const Words4 (&x)[kCount], int begin,
                                                uint32_t of_first, uint32_t of_last,
