@@ -57,14 +57,14 @@ template <typename Plan>
 __device__ __forceinline__ Words4* MailboxOf(const RecurrentWaveLayer& p) {
   return static_cast<Words4*>(ExchangeOf<Plan>(p));
 }
-// What blocks of the layer itself, or of the one below, send for a step; and the bit that tells
-// laps of a slot apart. Memory that was cleared looks like that of a lap before the first one.
+// Where a mailbox has what blocks of the layer itself, or of the one below, send for a step; and
+// the bit that tells laps of a slot apart. Memory that was cleared looks like that of a lap before
+// the first one.
 template <typename Plan, bool kBelow>
-__device__ __forceinline__ Words4* MailboxSlot(const RecurrentWaveLayer& p, int64_t step) {
+__device__ __forceinline__ int SlotOfMailbox(int64_t step) {
   constexpr auto kSizes = Plan::kSizes;
   constexpr int kSlots = kBelow ? kSizes.kBelowSlots : kSizes.kOwnSlots;
-  return MailboxOf<Plan>(p) + (kBelow ? kSizes.below_at : 0) +
-         static_cast<int>(step & (kSlots - 1)) * kSizes.slot_words;
+  return (kBelow ? kSizes.below_at : 0) + static_cast<int>(step & (kSlots - 1)) * kSizes.slot_words;
 }
 template <typename Plan, bool kBelow>
 __device__ __forceinline__ uint32_t LapOf(int64_t step) {

@@ -31,8 +31,14 @@ class ScatteredStep {
       : p_(p),
         watchdog_(p.wait_limits),
         first_(FirstCell()),
+        mailbox_(MailboxOf<Plan>(p) + threadIdx.x % kWarp / 4 +
+                 MailboxOffset<Plan>(first_.warp_unit / 16, first_.entry / 4, threadIdx.x % 4)),
         inputs_(p, first_),
         results_(p, first_) {
+    const uint32_t one = PairOf(State(), 1.f, 0.f);
+    const uint32_t column = threadIdx.x / 4 % 4, ones = column % 2 == 0 ? one : one << 16;
+    ones_[0] = column < 2 ? ones : 0, ones_[1] = column < 2 ? 0 : ones;
+    KeepInRegister(mailbox_);
 #pragma unroll
     for (int r = 0; r < kRounds; ++r) {
       float state[2][Step::kStates] = {};
@@ -53,17 +59,15 @@ class ScatteredStep {
   __device__ __forceinline__ bool Receive(int64_t step, Sums& sums) {
     constexpr int kLoads = kSizes.mailbox_loads, kAll = kRounds * kLoads,
                   kAhead = kSizes.mailbox_ahead;
-    const int lane = threadIdx.x % kWarp, block = lane % 4;
-    const Words4* of_lane = MailboxSlot<Plan, kBelow>(p_, step) + lane / 4 +
-                            MailboxOffset<Plan>(first_.warp_unit / 16, first_.entry / 4, block);
+    const Words4* slot = mailbox_ + SlotOfMailbox<Plan, kBelow>(step);
     const uint32_t lap = LapOf<Plan, kBelow>(step);
 #pragma unroll
     for (int first = 0; first < kAll; first += kAhead) {
       Words4 x[kAhead];
       const auto from = [&](int i) {
         const int c = (first + i) / kLoads * 2, before = (first + i) % kLoads * 4;
-        return of_lane + MailboxOffset<Plan>(kSizes.UnitFromFirst(c) / 16,
-                                             kSizes.EntryFromFirst(c) / 4, before);
+        return slot + MailboxOffset<Plan>(kSizes.UnitFromFirst(c) / 16,
+                                          kSizes.EntryFromFirst(c) / 4, before);
       };
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
@@ -71,7 +75,8 @@ class ScatteredStep {
         if (first + i >= kAll) continue;
         const int before = (first + i) % kLoads * 4;
         const bool sent = Exists((first + i) / kLoads) &&
-                          (before + 4 <= kSizes.blocks || before + block < kSizes.blocks);
+                          (before + 4 <= kSizes.blocks ||
+                           before + static_cast<int>(threadIdx.x % 4) < kSizes.blocks);
         if (sent) x[i].x ^= kLapBit;
         LoadAtOnceIf(sent, from(i), &x[i]);
       }
@@ -161,7 +166,7 @@ class ScatteredStep {
 
   // Adds what a warp has received by its loads from number `first` on to the sums of their rounds.
   template <int kCount>
-  __device__ __forceinline__ static void AddUp(const Words4 (&x)[kCount], int first, Sums& sums) {
+  __device__ __forceinline__ void AddUp(const Words4 (&x)[kCount], int first, Sums& sums) const {
     const auto begin_of = [&](int r) { return r * kSizes.mailbox_loads - first; };
     const auto is_among = [&](int r) {
       return begin_of(r) < kCount && begin_of(r) + kSizes.mailbox_loads > 0;
@@ -204,13 +209,8 @@ class ScatteredStep {
   // NaN, in sums of which that is no part. Such sums are taken again, from one half of the first
   // two or of the last two words alone.
   template <int kCount>
-  __device__ __forceinline__ static void SumUp(const Words4 (&x)[kCount], int begin,
-                                               uint32_t of_first, uint32_t of_last,
-                                               float (&sums)[2]) {
-    const uint32_t one = PairOf(State(), 1.f, 0.f);
-    const int column = threadIdx.x / 4 % 4;
-    const uint32_t ones = column % 2 == 0 ? one : one << 16;
-    const uint32_t first_ones = column < 2 ? ones : 0, last_ones = column < 2 ? 0 : ones;
+  __device__ __forceinline__ void SumUp(const Words4 (&x)[kCount], int begin, uint32_t of_first,
+                                        uint32_t of_last, float (&sums)[2]) const {
     // A product waits for the last one that it adds to. Those of other rounds can come between.
     constexpr int kChains = kCount > kSizes.mailbox_loads ? 1 : 2;
     float d[kChains][4] = {};
@@ -220,7 +220,7 @@ class ScatteredStep {
       MultiplyAdd(
           State(), d[i % kChains],
           {x[i].x & of_first & ~kLapBit, x[i].y & of_first, x[i].z & of_last, x[i].w & of_last},
-          first_ones, last_ones);
+          ones_[0], ones_[1]);
     }
     const bool is_second = threadIdx.x % 4 >= 2;
 #pragma unroll
@@ -260,6 +260,8 @@ class ScatteredStep {
   const RecurrentWaveLayer& p_;
   Watchdog watchdog_;
   const CellPlace first_;
+  const Words4* mailbox_;  // where the lane's first load begins, but for the slot
+  uint32_t ones_[2];       // of the operand B
   Inputs inputs_;
   ResultCursor<Step, Plan> results_;
   float carry_[kCells][Arrays::kCarrySlots] = {};
