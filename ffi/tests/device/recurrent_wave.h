@@ -72,6 +72,7 @@ struct WavePlan {
 struct Case {
   int64_t steps = 5;
   int64_t lead = 0;
+  int64_t unit_stride = 1;  // of inputs
   bool reverse = false, has_nan = false, backwards = false, transposed = false;
   bool overflows = false;  // parts of the sums of some units do, in float16
   int missing = -1;        // a block
@@ -144,7 +145,8 @@ void Test(const Case& c) {
                         .scans = Plan::kScans,
                         .lead = c.lead,
                         .has_nan = c.has_nan && layer == 0,
-                        .reverse = c.reverse};
+                        .reverse = c.reverse,
+                        .unit_stride = c.unit_stride};
     tests.emplace_back(size, own[layer].matrix, ExchangeBytes<Plan>(c.steps));
     if constexpr (requires { Plan::kBitsOfPart; }) {
       tests[layer].RoundsParts(Plan::kSizes.units, Plan::kBitsOfPart);

@@ -49,6 +49,7 @@ int main() {
     Lstm({.steps = 10, .has_nan = true});
     Lstm({.steps = 3, .lead = 1, .reverse = true, .backwards = true});
     Lstm({.steps = 1, .transposed = true});
+    for (const int64_t unit_stride : {0, 3}) Lstm({.steps = 2, .unit_stride = unit_stride});
     Lstm({.steps = 3, .missing = 4});
     // Layers below wait for it, too, before they use a slot again.
     Lstm({.steps = 12, .missing = 12, .all_wait = true});
