@@ -58,7 +58,7 @@ int main() {
      // batch; weights in shared memory
     constexpr WaveMatrix kOwn{.states = 5}, kBelow{.states = 6};
     constexpr auto Adjoint =
-        TestWave<AdjointStep, bfloat16, 37, 19, WaveOptions{32, 1, 2, kOwn, kBelow, 4}>;
+        TestWave<AdjointStep, bfloat16, 37, 19, WaveOptions{32, 1, 1, kOwn, kBelow, 4}>;
     Adjoint({.steps = 5, .lead = 1, .reverse = true, .transposed = true});
     Adjoint({.steps = 3, .has_nan = true, .backwards = true});
     Adjoint({.steps = 2, .backwards = true, .missing = 1});
