@@ -15,12 +15,11 @@ from jaxsparse.recurrent.graph.plain import PLAIN
 from jaxsparse.recurrent.graph.runs import in_runs
 from jaxsparse.recurrent.graph.wavefront import run_wavefront
 from jaxsparse.recurrent.graph.wavefront_form import WavefrontForm, wavefront_forms
-from jaxsparse.recurrent.graph.waves import WAVE_VARIANTS, choose_waves, plan_alone
+from jaxsparse.recurrent.graph.waves import BY_NAME, WAVE_VARIANTS, choose_waves, plan_alone
 from jaxsparse.recurrent.plan import NoPlan
 
 WAVEFRONT = "wavefront"
 STACK_VARIANTS = (*WAVE_VARIANTS, WAVEFRONT)  # of several layers at once
-BY_NAME = "it is asked for by its name"
 
 # Weights of all layers that an L2 cache still serves at each step of a wavefront, which reads them
 # all. Beyond that memory does, where layers one by one still find theirs in the cache. Measured on
