@@ -10,6 +10,7 @@
 #include <stdexcept>
 
 #include "cpu/isa.h"
+#include "dynamic/bindings.h"
 #include "host/preparation.h"
 #include "host/registry.h"
 #include "nvrtc/compiler.h"
@@ -210,6 +211,7 @@ NB_MODULE(_ffi, m) {
   m.def("cache_folder", CacheFolder);
   m.def("cache_limit", CacheLimit);
   BindRecurrentScan(m);
+  BindDynamic(m);
 }
 
 }  // namespace jaxsparse

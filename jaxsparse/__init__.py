@@ -3,7 +3,7 @@
 from importlib.metadata import version as _version
 
 from jaxsparse import backend as _backend
-from jaxsparse import masks, recurrent
+from jaxsparse import dynamic, masks, recurrent
 from jaxsparse.backend import EXPORT_DISABLED_CHECKS
 from jaxsparse.block_mask import BlockMask
 from jaxsparse.csr import CSR
@@ -29,6 +29,7 @@ __all__ = [
     "Device",
     "Indexed",
     "Topology",
+    "dynamic",
     "explain",
     "grad",
     "linear",

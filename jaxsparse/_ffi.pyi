@@ -119,6 +119,27 @@ def plan_wave(
     multiprocessors: int,
     shared_bytes: int,
 ) -> tuple[dict[str, Any] | None, str]: ...
+def make_graphs(
+    offsets: Any,
+    children: Any,
+    kinds: Any,
+    roots: Any,
+    has_input: Any,
+    channels: Sequence[tuple[int, bool, Any]],
+) -> tuple[Any, Any]: ...
+def pack_graphs(
+    graphs: Any,
+    batches: Any,
+    *,
+    width: int,
+    slots: int,
+    groups: int,
+    kinds: int,
+    room: tuple[int, int, int, int] | None,
+) -> tuple[tuple[int, int, int, int], Any]: ...
+def parse_brackets(
+    text: str, *, slots: int, vocabulary: Sequence[str], closed: bool
+) -> tuple[Any, Any, Any, Any, list[str]]: ...
 def cache_folder() -> str: ...
 def cache_limit() -> int: ...
 

@@ -12,6 +12,13 @@ from jax.core import ShapedArray
 from jax.extend.core import JaxprEqn
 
 from jaxsparse.device import AnyDevice, Device, by_device, explained_devices, tracing_for
+from jaxsparse.dynamic.explained import (
+    ExplainedDynamicScan,
+    explained_dynamic_scan,
+    scripts_in,
+)
+from jaxsparse.dynamic.primitive import dynamic_scan_p
+from jaxsparse.dynamic.script import Script
 from jaxsparse.ops.arguments import PATTERN, matrix_shape, operands_of_pattern
 from jaxsparse.ops.attention import OF_MASKS
 from jaxsparse.primitive import (
@@ -110,7 +117,7 @@ class ExplainedCall:
         return text
 
 
-Explained = ExplainedCall | ExplainedScan | ExplainedGraph
+Explained = ExplainedCall | ExplainedScan | ExplainedGraph | ExplainedDynamicScan
 
 
 class Explanation(tuple[Explained, ...]):
@@ -148,7 +155,8 @@ def explain(
         A recurrent scan has its form, ``problem``, and the ``plan`` for the GPU: kernel, where the
         weights lie, predicted time of a step; or why it runs as ``jax.lax.scan``. A stack of
         recurrent layers has ``choice``, which of its layers run at once on the GPU, and ``scans``,
-        form and plan of each layer that runs by itself.
+        form and plan of each layer that runs by itself. A scan over graphs has ``problem``, its
+        form, ``choice``, and ``scripts``: what those of its form hold that are arguments.
 
         All else has ``options``, ``operands`` and ``results`` (shapes and dtypes, by name),
         ``shape`` and ``entries`` of the stored matrix. On the GPU ``variant`` is the chosen one,
@@ -175,20 +183,27 @@ def explain(
     if not 1 <= device.multiprocessors <= _MOST_MULTIPROCESSORS:
         raise ValueError(f"explain: {device.name} has {device.multiprocessors} multiprocessors")
     program = _sparse_equations(function, arguments, device)
+    scripts = scripts_in(arguments)
     return Explanation(
-        _explained(eqn, runs_here, device)
+        _explained(eqn, runs_here, device, scripts)
         for eqn, runs_here in zip(
             program, _on_this_machine(here, program, function, arguments), strict=True
         )
     )
 
 
-def _explained(eqn: JaxprEqn, runs_here: str, device: Device) -> Explained:
+def _explained(
+    eqn: JaxprEqn, runs_here: str, device: Device, scripts: Sequence[Script]
+) -> Explained:
     if eqn.primitive is recurrent_scan_p:
         return explained_scan(_typed(eqn), runs_here, device)
     if eqn.primitive is recurrent_graph_p:
         typed = _typed(eqn)
         return explained_graph(typed, runs_here, device, _choice(typed, device).otherwise)
+    if eqn.primitive is dynamic_scan_p:
+        typed = _typed(eqn)
+        choice = _choice(typed, device).otherwise
+        return explained_dynamic_scan(typed, runs_here, device, choice, scripts)
     return _explained_call(eqn, runs_here, device)
 
 

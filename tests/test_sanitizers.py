@@ -1,4 +1,4 @@
-"""CPU kernels, with the shortest and the longest vectors, and FFI handlers, with sanitizers."""
+"""CPU kernels, with the shortest and the longest vectors, handlers, the packer, with sanitizers."""
 
 from __future__ import annotations
 
@@ -68,6 +68,13 @@ def test_handlers(portable_kernels, tmp_path):
     test = sanitized.FFI / "tests" / "handlers_test.cc"
     sources = [*handlers, *choices, *hosts, *portable_kernels, *common, test]
     assert "calls were refused" in sanitized.output_of(sources, options, tmp_path)
+
+
+def test_packer(tmp_path):
+    dynamic = [sanitized.FFI / "dynamic" / f"{x}.cc" for x in ("brackets", "graphs", "packer")]
+    test = sanitized.FFI / "tests" / "packer_test.cc"
+    output = sanitized.output_of([*dynamic, test], ["-O0", f"-I{test.parent}"], tmp_path)
+    assert "graphs were refused" in output
 
 
 @pytest.mark.parametrize("isa", VECTORS)

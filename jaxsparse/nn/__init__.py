@@ -12,6 +12,7 @@ except ImportError as error:
 from jaxsparse.nn.attention import SparseAttention
 from jaxsparse.nn.cells import GRUCell, LSTMCell, RecurrentCell, SimpleCell
 from jaxsparse.nn.flax_conversion import from_flax, to_flax
+from jaxsparse.nn.graph_scan import GraphScan
 from jaxsparse.nn.headwise import HeadwiseLinear
 from jaxsparse.nn.jax_rnn_conversion import from_jax_rnn, to_jax_rnn
 from jaxsparse.nn.linear import SparseLinear
@@ -21,13 +22,16 @@ from jaxsparse.nn.recurrent import RNN, Bidirectional
 from jaxsparse.nn.slstm import SLSTMCell
 from jaxsparse.nn.stack import RecurrentStack
 from jaxsparse.nn.torch_conversion import from_torch, to_torch
+from jaxsparse.nn.tree_lstm import ChildSumTreeLSTM, TreeLSTM
 from jaxsparse.nn.variables import TopologyVariable, drop_transposes, verify
 from jaxsparse.nn.xlstm_conversion import from_xlstm
 
 __all__ = [
     "RNN",
     "Bidirectional",
+    "ChildSumTreeLSTM",
     "GRUCell",
+    "GraphScan",
     "HeadwiseLinear",
     "LSTMCell",
     "RecurrentCell",
@@ -38,6 +42,7 @@ __all__ = [
     "SparseLinear",
     "SparseMultiHeadAttention",
     "TopologyVariable",
+    "TreeLSTM",
     "drop_transposes",
     "from_flax",
     "from_jax_rnn",

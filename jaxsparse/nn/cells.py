@@ -174,14 +174,14 @@ class RecurrentCell(nnx.RNNCellBase):
                 "topology": recurrent_topology,
                 "kernel_init": recurrent_kernel_init,
                 "kernel_metadata": recurrent_kernel_metadata,
-                "dense_init": _orthogonal,
+                "dense_init": orthogonal,
                 "heads": heads,
             },
         }
         self.dense_i: nnx.Linear | SparseLinear | HeadwiseLinear
         self.dense_h: nnx.Linear | SparseLinear | HeadwiseLinear
         for name in self._layers:
-            layer = _make_layer(
+            layer = make_layer(
                 **arguments_of[name],
                 out_features=gates * hidden_features,
                 gates=gates,
@@ -531,6 +531,11 @@ def check_layers(operation: str, cell: RecurrentCell) -> None:
         raise ValueError(
             f"{operation}: dense_h must have the {cell.gates} gates of the cell, got {layer.gates}"
         )
+    check_product(operation, layer)
+
+
+def check_product(operation: str, layer: Any) -> None:
+    """Raises ValueError unless a layer is the product and a bias alone, which a scan makes."""
     own = (
         layer.activation is not None
         if isinstance(layer, SparseLinear)
@@ -575,7 +580,7 @@ def _checked_heads(
     return count
 
 
-def _make_layer(
+def make_layer(
     in_features: int,
     out_features: int,
     *,
@@ -587,6 +592,7 @@ def _make_layer(
     gates: int,
     **options: Any,
 ) -> nnx.Linear | SparseLinear | HeadwiseLinear:
+    """A layer of a cell, of the kind that its options ask for."""
     if sparsity is None and topology is None:
         init: Any = dense_init if kernel_init is None else kernel_init
         options |= {"kernel_init": init}
@@ -597,7 +603,7 @@ def _make_layer(
     return SparseLinear(in_features, out_features, **options)
 
 
-def _orthogonal(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+def orthogonal(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
     """Flax's initializer, also for 16-bit dtypes, in which JAX decomposes no matrix."""
     wide = accumulator_dtype(dtype)
     return nnx.initializers.orthogonal()(key, shape, wide).astype(dtype)

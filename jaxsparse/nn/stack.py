@@ -262,29 +262,32 @@ def _dropouts(given: Any, count: int, rngs: Any) -> list[Any]:
     if given is None:
         return [None] * count
     if isinstance(given, numbers.Real):
-        given = [_rate("dropouts", given)] * (count - 1) + [None]
+        given = [_rate("RecurrentStack", "dropouts", given)] * (count - 1) + [None]
     given = list(given)
     if len(given) != count:
         raise ValueError(
             f"RecurrentStack: dropouts must be one rate or as many as layers, {count}, got "
             f"{len(given)}"
         )
-    return [_dropout(f"dropouts[{i}]", one, rngs) for i, one in enumerate(given)]
+    return [
+        as_dropout("RecurrentStack", f"dropouts[{i}]", one, rngs) for i, one in enumerate(given)
+    ]
 
 
-def _dropout(name: str, given: Any, rngs: Any) -> Any:
+def as_dropout(operation: str, name: str, given: Any, rngs: Any) -> Any:
+    """An `nnx.Dropout` of a rate or of one that is given, or None for None."""
     if given is None or isinstance(given, nnx.Dropout):
         return given
     if not isinstance(given, numbers.Real):
         raise TypeError(
-            f"RecurrentStack: {name} must be a rate, an nnx.Dropout or None, got "
+            f"{operation}: {name} must be a rate, an nnx.Dropout or None, got "
             f"{type(given).__name__}"
         )
-    return nnx.Dropout(_rate(name, given), rngs=rngs)
+    return nnx.Dropout(_rate(operation, name, given), rngs=rngs)
 
 
-def _rate(name: str, given: Any) -> float:
+def _rate(operation: str, name: str, given: Any) -> float:
     rate = float(given)
     if not 0 <= rate < 1:
-        raise ValueError(f"RecurrentStack: {name} must be a rate in [0, 1), got {given}")
+        raise ValueError(f"{operation}: {name} must be a rate in [0, 1), got {given}")
     return rate

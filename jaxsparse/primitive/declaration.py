@@ -77,6 +77,8 @@ class Operation:
     ffi: Callable[[dict[str, Any], Sequence[ShapedArray], AnyDevice], FfiCall | Fallback]
     # As `xla`, for a GPU: what is fastest there without a kernel.
     xla_on_gpu: Callable[..., list[jax.Array]] | None = None
+    # Whether `xla` and `xla_on_gpu` take operands with all their batch dimensions, not one entry.
+    plain_takes_batch: bool = False
     # What is computed on a GPU without a kernel: the fallback that is given, or one in its place.
     # None: the operation's plain form.
     without_kernel: (

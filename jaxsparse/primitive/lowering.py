@@ -124,6 +124,8 @@ def _in_jnp(
     """The plain jnp form over all batch dimensions, unbatched operands left so."""
     on_gpu = operation.xla_on_gpu if platform == "cuda" else None
     compute = functools.partial(on_gpu or operation.xla, **params)
+    if operation.plain_takes_batch:
+        return compute(*operands)
     core_rank = len(core_dims(operation.signature(params).operands[0][1]))
     return over_batch(compute, operands[0].ndim - core_rank, *operands)
 

@@ -183,9 +183,9 @@ def heads_and_sizes(weights: Any) -> tuple[int, int, int]:
 
 
 def carry_leaves(
-    operation: str, name: str, carry: Any, shape: tuple[int, int]
+    operation: str, name: str, carry: Any, shape: tuple[int, int], sizes: str = "(B, h)"
 ) -> tuple[list[jax.Array], Any]:
-    """The leaves of a carry, of shape (B, h), and their tree."""
+    """The leaves of a carry, of a shape whose sizes errors call so, and their tree."""
     leaves, tree = jax.tree.flatten(carry)
     if not leaves:
         raise ValueError(f"{operation}: {name} must have a leaf: the state, its last one")
@@ -193,7 +193,8 @@ def carry_leaves(
     for i, x in enumerate(arrays):
         if x.shape != shape:
             raise ValueError(
-                f"{operation}: the leaves of {name} must have shape (B, h) = {shape}, got {x.shape}"
+                f"{operation}: the leaves of {name} must have shape {sizes} = {shape}, "
+                f"got {x.shape}"
             )
         check_floating(operation, **{f"carry {i}": x})
     return arrays, tree

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -49,7 +50,7 @@ def checked_step(
         has_y = _check_scalars(name, cell, gates, tree, parameters)
         step = CellStep(cell, *gates, tree, parameters, biased, masked, has_y, wide_carries)
         check_pointwise(step.jaxpr, operation)
-        _check_arrays(name, cell, gates, tree, parameters)
+        check_mixes_nothing(name, cell, functools.partial(_arguments, gates, tree, parameters))
     except (TypeError, ValueError) as error:
         kind = TypeError if isinstance(error, TypeError) else ValueError
         raise kind(f"{error}. {_POINTWISE}") from error.__cause__
@@ -98,16 +99,19 @@ def _check_scalars(
     return has_y
 
 
-def _check_arrays(
-    name: str, cell: Cell, gates: tuple[int, int], tree: Any, parameters: Any
-) -> None:
+def check_mixes_nothing(name: str, cell: Any, arguments: Callable[[tuple[int, ...]], Any]) -> None:
     """Raises ValueError for a cell that does more to arrays than to each of their elements.
 
     Of a scalar alone a mean, say, can't be told from what it is taken of.
+
+    Args:
+        name: what errors call the cell.
+        cell: a function.
+        arguments: what it is called with, of a shape.
     """
     shape = (2, 3)
     try:
-        jaxpr = jax.make_jaxpr(cell)(*_arguments(gates, tree, parameters, shape))
+        jaxpr = jax.make_jaxpr(cell)(*arguments(shape))
     except Exception as error:
         raise ValueError(
             f"{name} must be pointwise: it takes scalars, but with arrays it fails: {error}"

@@ -55,7 +55,7 @@ class Step:
     name: str  # of a cell's step or a derivative of it, for messages
     products: int
     states: int
-    carries: int
+    carries: int  # of a row
     inputs: tuple[int, ...]  # how many arrays each input has
     outputs: tuple[int, ...]
     # Carries that a derivative is to read in the dtype that they have between steps, and outputs of
@@ -63,6 +63,17 @@ class Step:
     wide_carries: tuple[bool, ...]
     wide_outputs: tuple[bool, ...]
     means: tuple[int, ...] = ()  # products that are equal for all units, and not to be rounded
+    # Of how many rows it takes the carries, and for how many it makes some; row by row. In a scan
+    # over time it is the one before, and the next one.
+    carry_rows: tuple[int, int] = (1, 1)
+
+    @property
+    def carries_taken(self) -> int:
+        return self.carries * self.carry_rows[0]
+
+    @property
+    def carries_made(self) -> int:
+        return self.carries * self.carry_rows[1]
 
     def __call__(self, products: Arrays, carries: Arrays, inputs: Sequence[Arrays]) -> Results:
         """Applies the step to arrays of one shape."""
@@ -88,12 +99,12 @@ class Step:
 def _traced(step: Step) -> ClosedJaxpr:
     def flat(*arguments: Any) -> list[Any]:
         products, carries, inputs = grouped(
-            arguments, (step.products, step.carries, sum(step.inputs))
+            arguments, (step.products, step.carries_taken, sum(step.inputs))
         )
         results = step(products, carries, grouped(inputs, step.inputs))
         return [*results.states, *results.carries, *flat_groups(results.outputs)]
 
-    count = step.products + step.carries + sum(step.inputs)
+    count = step.products + step.carries_taken + sum(step.inputs)
     # Where calls are not traced as calls, a transpose adds cotangents up in another order. Layers
     # whose steps were first traced here and there would be different programs.
     with jax.disable_jit(False):
@@ -205,6 +216,7 @@ class OfAnother(Step):
     wide_carries = property(lambda self: self.step.wide_carries)
     wide_outputs = property(lambda self: self.step.wide_outputs)
     means = property(lambda self: self.step.means)
+    carry_rows = property(lambda self: self.step.carry_rows)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -265,7 +277,7 @@ def without_repeats(step: Step) -> tuple[Step, tuple[int | None, ...]]:
     of another dtype are outputs of their own.
     """
     wide = step.wide_outputs
-    first = step.states + step.carries
+    first = step.states + step.carries_made
     ends = [0, *np.cumsum(step.outputs).tolist()]
 
     def same(a: int, b: int, size: int) -> bool:

@@ -42,7 +42,7 @@ class Saving(OfAnother):
 
     @property
     def wide_outputs(self) -> tuple[bool, ...]:  # type: ignore[override]
-        carries = (self.step.wide_carries[i] for i in self.saved.carries)
+        carries = (self.step.wide_carries[i % self.step.carries] for i in self.saved.carries)
         return (*self.step.wide_outputs, *(False,) * bool(self.saved.products), *carries)
 
     def __call__(self, products: Arrays, carries: Arrays, inputs: Sequence[Arrays]) -> Results:
@@ -56,7 +56,7 @@ class Saving(OfAnother):
 
 @functools.lru_cache(maxsize=1024)
 def _read_by_derivative(step: Step, active: tuple[int, ...]) -> list[list[bool]]:
-    sizes = (step.products, step.carries, sum(step.inputs))
+    sizes = (step.products, step.carries_taken, sum(step.inputs))
     avals = [v.aval for v in step.jaxpr.jaxpr.invars]
     moving = [True] * (sizes[0] + sizes[1]) + flat_groups(
         [[i in active] * size for i, size in enumerate(step.inputs)]
@@ -141,7 +141,9 @@ class Tangent(OfAnother):
         for group in (saved.products, saved.means):
             kept |= dict(zip(group, next(values) if group else (), strict=True))
         own_products = [kept.get(i, zero) for i in range(step.products)]
-        own_carries = [next(values)[0] if i in saved.carries else zero for i in range(step.carries)]
+        own_carries = [
+            next(values)[0] if i in saved.carries else zero for i in range(step.carries_taken)
+        ]
         own_inputs = [
             next(values) if i in read else [zero] * size for i, size in enumerate(step.inputs)
         ]
@@ -170,8 +172,9 @@ class Adjoint(OfAnother):
     The step is linear in its products, its carries and the inputs ``linear``. The adjoint's
     products are what reaches the step's states by the transposed weights; its states are the
     cotangents of the step's products. Inputs, in order: the step's other inputs, the cotangent of
-    the states if ``states_used``, and those of the outputs ``used``. Outputs: the cotangents of the
-    step's linear inputs, those in the dtype of its carries that are ``wide``.
+    the states if ``states_used``, those of the carries ``carries_used`` and those of the outputs
+    ``used``. Outputs: the cotangents of the step's linear inputs, those in the dtype of its carries
+    that are ``wide``.
     """
 
     step: Step
@@ -179,6 +182,7 @@ class Adjoint(OfAnother):
     states_used: bool
     used: tuple[int, ...]
     wide: tuple[bool, ...]
+    carries_used: tuple[int, ...] = ()  # which carries of all rows are results, and have cotangents
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -187,6 +191,7 @@ class Adjoint(OfAnother):
     products = property(lambda self: self.step.states)
     states = property(lambda self: self.step.products)
     wide_outputs = property(lambda self: self.wide)
+    carry_rows = property(lambda self: self.step.carry_rows[::-1])
     means = ()
 
     @functools.cached_property
@@ -200,6 +205,7 @@ class Adjoint(OfAnother):
         return (
             *(step.inputs[i] for i in self.fixed),
             *(step.states,) * self.states_used,
+            *(1,) * len(self.carries_used),
             *(step.outputs[i] for i in self.used),
         )
 
@@ -214,6 +220,9 @@ class Adjoint(OfAnother):
         states = list(products)
         if self.states_used:
             states = [a + b for a, b in zip(states, next(values), strict=True)]
+        cotangents = list(carries)
+        for i in self.carries_used:
+            cotangents[i] = cotangents[i] + next(values)[0]
         zero = jnp.zeros_like((*products, *carries, *flat_groups(inputs))[0])
         outputs = [
             list(next(values)) if i in self.used else [zero] * size
@@ -227,8 +236,8 @@ class Adjoint(OfAnother):
 
         operands = (
             [zero] * step.products,
-            [zero] * step.carries,
+            [zero] * step.carries_taken,
             [[zero] * step.inputs[i] for i in self.linear],
         )
         transposed = jax.linear_transpose(function, *operands)
-        return Results(*transposed((states, list(carries), outputs)))
+        return Results(*transposed((states, cotangents, outputs)))

@@ -1,0 +1,223 @@
+#include "dynamic/bindings.h"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <limits>
+#include <memory>
+#include <new>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "dynamic/brackets.h"
+#include "dynamic/graphs.h"
+#include "dynamic/packer.h"
+#include "dynamic/script.h"
+
+namespace nb = nanobind;
+
+namespace jaxsparse {
+namespace {
+
+template <typename T>
+using Vector = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Matrix = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Batches = nb::ndarray<const int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+template <typename T>
+nb::object ToNumpy(std::vector<T> values) {
+  auto kept = std::make_unique<std::vector<T>>(std::move(values));
+  T* data = kept->data();
+  const size_t size = kept->size();
+  nb::capsule owner(kept.release(),
+                    [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+  return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(data, {size}, owner));
+}
+
+// The arrays of a set of graphs, which live as long as this, and their levels.
+struct PackableGraphs {
+  Vector<int64_t> offsets;
+  Matrix children;
+  Vector<int32_t> kinds, roots;
+  Vector<uint8_t> has_input;
+  std::vector<Vector<int32_t>> numbers;  // of channels
+  GraphArrays arrays;                    // all of these
+  GraphLevels levels;
+};
+
+using ChannelArray = std::tuple<int, bool, Vector<int32_t>>;  // (place, is float, numbers)
+
+// (a capsule for pack_graphs, the levels of rows), or a ValueError that names graph and row. A
+// capsule, and not a class of its own: these may live until the interpreter ends.
+nb::tuple MakeGraphs(Vector<int64_t> offsets, Matrix children, Vector<int32_t> kinds,
+                     Vector<int32_t> roots, Vector<uint8_t> has_input,
+                     const std::vector<ChannelArray>& channels) {
+  const size_t rows = children.shape(0);
+  if (offsets.size() < 1 || roots.size() != offsets.size() - 1 || kinds.size() != rows ||
+      has_input.size() != rows) {
+    throw nb::value_error("the arrays of graphs differ in size");
+  }
+  auto graphs = std::make_unique<PackableGraphs>(
+      PackableGraphs{offsets, children, kinds, roots, has_input, {}, {}, {}});
+  GraphArrays& arrays = graphs->arrays;
+  arrays.graphs = static_cast<int64_t>(roots.size());
+  arrays.slots = static_cast<int64_t>(children.shape(1));
+  arrays.offsets = offsets.data();
+  arrays.children = children.data();
+  arrays.kinds = kinds.data();
+  arrays.roots = roots.data();
+  arrays.has_input = has_input.data();
+  for (const auto& [place, is_float, numbers] : channels) {
+    const auto of = static_cast<ChannelPlace>(place);
+    if (of < ChannelPlace::kLeaf || of > ChannelPlace::kGraph ||
+        numbers.size() != (of == ChannelPlace::kGraph ? roots.size() : rows)) {
+      throw nb::value_error("a channel has not as many numbers as its place");
+    }
+    arrays.channels.push_back({of, is_float, numbers.data()});
+    graphs->numbers.push_back(numbers);
+  }
+  std::string error;
+  std::optional<GraphLevels> levels;
+  {
+    const nb::gil_scoped_release released;
+    levels = FindLevels(arrays, static_cast<int64_t>(rows), &error);
+  }
+  if (!levels) throw nb::value_error(error.c_str());
+  graphs->levels = *std::move(levels);
+  nb::object found = ToNumpy(graphs->levels.levels);
+  nb::capsule capsule(graphs.release(),
+                      [](void* p) noexcept { delete static_cast<PackableGraphs*>(p); });
+  return nb::make_tuple(capsule, found);
+}
+
+// The numbers that tell forms of one set of graphs and one layout apart.
+using Room = std::tuple<int64_t, int64_t, int64_t, int64_t>;  // leaves, tiles, graphs, inputs
+
+struct AlignedDelete {
+  void operator()(int32_t* words) const { ::operator delete[](words, kAlignment); }
+  static constexpr std::align_val_t kAlignment{64};  // with which XLA takes memory as it is
+};
+using Words = std::unique_ptr<int32_t[], AlignedDelete>;
+
+Words AllocateWords(int64_t count) {
+  return Words(
+      static_cast<int32_t*>(::operator new[](count * sizeof(int32_t), AlignedDelete::kAlignment)));
+}
+
+// Packs batches, all of one size, in one form: the given one, or one with room for each of them.
+// False, and an error, where one does not fit.
+bool PackAll(const PackableGraphs& graphs, const Batches& batches, int64_t width, int64_t slots,
+             int64_t groups, int64_t kinds, bool form_is_given, ScriptForm* form, Words* words,
+             std::string* error) {
+  const auto size = static_cast<int64_t>(batches.shape(1));
+  const size_t count = batches.shape(0);
+  std::vector<Packer> packers(count, Packer(graphs.arrays, graphs.levels, width, slots, groups));
+  for (size_t i = 0; i < count; ++i) {
+    const ScriptForm used = packers[i].Plan(batches.data() + i * size, size);
+    if (form_is_given) {
+      const std::string missing = Missing(used, *form);
+      if (missing.empty()) continue;
+      *error = (count > 1 ? "batch " + std::to_string(i) : "the batch") + " has " + missing;
+      return false;
+    }
+    const ScriptForm rounded = RoundedUp(used, graphs.levels.any_input);
+    *form = i == 0 ? rounded : Covering(*form, rounded);
+    form->kinds = kinds;
+  }
+  const int64_t script_words = WordsOf(*form, graphs.arrays.channels);
+  if (script_words > std::numeric_limits<int32_t>::max() ||
+      form->Rows() > std::numeric_limits<int32_t>::max()) {
+    *error = "a script would have more than 2**31 - 1 words or rows";
+    return false;
+  }
+  *words = AllocateWords(script_words * static_cast<int64_t>(count));
+  for (size_t i = 0; i < count; ++i) packers[i].Write(*form, words->get() + i * script_words);
+  return true;
+}
+
+// ((leaves, tiles, graphs, inputs) of the form, int32 (batches, words)), or a ValueError.
+nb::tuple PackGraphs(nb::capsule capsule, Batches batches, int64_t width, int64_t slots,
+                     int64_t groups, int64_t kinds, const std::optional<Room>& room) {
+  const auto& graphs = *static_cast<const PackableGraphs*>(capsule.data());
+  constexpr int64_t kMost = 1 << 20;  // so that no product of sizes overflows
+  if (std::min({width, slots, groups, kinds}) < 1 || std::max({width, slots, groups}) > kMost ||
+      slots < graphs.arrays.slots || kinds < graphs.levels.kinds || batches.shape(0) < 1) {
+    throw nb::value_error("the sizes of a layout are out of range");
+  }
+  const size_t count = batches.size();
+  const auto outside = std::find_if(batches.data(), batches.data() + count, [&](int64_t id) {
+    return id < 0 || id >= graphs.arrays.graphs;
+  });
+  if (outside != batches.data() + count) {
+    throw nb::value_error(("graph " + std::to_string(*outside) + " is out of range, there are " +
+                           std::to_string(graphs.arrays.graphs))
+                              .c_str());
+  }
+  ScriptForm form;
+  if (room) {
+    std::tie(form.leaves, form.tiles, form.graphs, form.inputs) = *room;
+    const auto [least, most] = std::minmax({form.leaves, form.tiles, form.graphs, form.inputs});
+    if (least < 0 || most > std::numeric_limits<int32_t>::max()) {
+      throw nb::value_error("the sizes of a form are out of range");
+    }
+    form.width = width;
+    form.slots = slots;
+    form.groups = groups;
+    form.kinds = kinds;
+  }
+  Words words;
+  std::string error;
+  bool fits = false;
+  {
+    const nb::gil_scoped_release released;
+    fits = PackAll(graphs, batches, width, slots, groups, kinds, room.has_value(), &form, &words,
+                   &error);
+  }
+  if (!fits) throw nb::value_error(error.c_str());
+  const auto script_words = static_cast<size_t>(WordsOf(form, graphs.arrays.channels));
+  int32_t* data = words.get();
+  nb::capsule owner(words.release(),
+                    [](void* p) noexcept { AlignedDelete()(static_cast<int32_t*>(p)); });
+  return nb::make_tuple(
+      nb::make_tuple(form.leaves, form.tiles, form.graphs, form.inputs),
+      nb::ndarray<nb::numpy, int32_t, nb::ndim<2>>(data, {batches.shape(0), script_words}, owner));
+}
+
+// (offsets, children, labels, words, new words), or a ValueError that names tree and line.
+nb::tuple ParseText(std::string_view text, int64_t slots,
+                    const std::vector<std::string>& vocabulary, bool closed) {
+  if (slots < 1) throw nb::value_error("slots must be >= 1");
+  std::string error;
+  std::optional<BracketTrees> trees;
+  {
+    const nb::gil_scoped_release released;
+    trees = ParseBrackets(text, slots, vocabulary, closed, &error);
+  }
+  if (!trees) throw nb::value_error(error.c_str());
+  return nb::make_tuple(ToNumpy(std::move(trees->offsets)), ToNumpy(std::move(trees->children)),
+                        ToNumpy(std::move(trees->labels)), ToNumpy(std::move(trees->words)),
+                        std::move(trees->new_words));
+}
+
+}  // namespace
+
+void BindDynamic(nb::module_& m) {
+  m.def("make_graphs", MakeGraphs, nb::arg("offsets"), nb::arg("children"), nb::arg("kinds"),
+        nb::arg("roots"), nb::arg("has_input"), nb::arg("channels"));
+  m.def("pack_graphs", PackGraphs, nb::arg("graphs"), nb::arg("batches"), nb::kw_only(),
+        nb::arg("width"), nb::arg("slots"), nb::arg("groups"), nb::arg("kinds"),
+        nb::arg("room").none());
+  m.def("parse_brackets", ParseText, nb::arg("text"), nb::kw_only(), nb::arg("slots"),
+        nb::arg("vocabulary"), nb::arg("closed"));
+}
+
+}  // namespace jaxsparse

@@ -1,0 +1,10 @@
+// What the extension module has for scans over graphs.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace jaxsparse {
+
+void BindDynamic(nanobind::module_& m);
+
+}  // namespace jaxsparse

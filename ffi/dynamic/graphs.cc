@@ -1,0 +1,138 @@
+#include "dynamic/graphs.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace jaxsparse {
+namespace {
+
+// The packer keeps a list for each level and kind.
+constexpr int32_t kMostKinds = 256;
+constexpr int32_t kUnknown = -1, kOnPath = -2;
+
+std::string At(int64_t graph, int64_t row) {
+  return "graph " + std::to_string(graph) + ", row " + std::to_string(row) + ": ";
+}
+
+// One graph: its rows, and the levels that are being found.
+struct Finder {
+  int64_t rows, slots;
+  const int32_t* children;
+  int32_t* levels;
+
+  // The level of a row whose children have one; kUnknown if one of them has none yet, which is then
+  // *open.
+  int32_t LevelOf(int64_t row, int64_t* open) const {
+    int32_t level = 0;
+    for (int64_t k = 0; k < slots; ++k) {
+      const int32_t child = children[row * slots + k];
+      if (child < 0) continue;
+      if (levels[child] < 0) {
+        *open = child;
+        return kUnknown;
+      }
+      level = std::max(level, levels[child] + 1);
+    }
+    return level;
+  }
+
+  // Depth first, with a path of its own instead of recursion: graphs may be deep. False, and *open
+  // a row of it, where there is a cycle.
+  bool FindFrom(int64_t start, std::vector<int64_t>* path, int64_t* open) const {
+    path->assign(1, start);
+    while (!path->empty()) {
+      const int64_t row = path->back();
+      levels[row] = kOnPath;
+      const int32_t level = LevelOf(row, open);
+      if (level != kUnknown) {
+        levels[row] = level;
+        path->pop_back();
+      } else if (levels[*open] == kOnPath) {
+        return false;
+      } else {
+        path->push_back(*open);
+      }
+    }
+    return true;
+  }
+};
+
+// What is wrong with a row, or "".
+std::string Fault(const GraphArrays& graphs, int64_t graph, int64_t row) {
+  const int64_t rows = graphs.Rows(graph), at = graphs.offsets[graph] + row;
+  bool is_leaf = true;
+  for (int64_t k = 0; k < graphs.slots; ++k) {
+    const int32_t child = graphs.children[at * graphs.slots + k];
+    if (child < -1 || child >= rows) {
+      return At(graph, row) + "child " + std::to_string(child) +
+             " is out of range, the graph has " + std::to_string(rows) + " rows";
+    }
+    is_leaf = is_leaf && child < 0;
+  }
+  if (graphs.kinds[at] < 0 || graphs.kinds[at] >= kMostKinds) {
+    return At(graph, row) + "the kind must be in [0, " + std::to_string(kMostKinds) + "), got " +
+           std::to_string(graphs.kinds[at]);
+  }
+  if (is_leaf && graphs.has_input[at]) {
+    return At(graph, row) + "a row without children is a leaf, and has no inputs";
+  }
+  return "";
+}
+
+}  // namespace
+
+std::optional<GraphLevels> FindLevels(const GraphArrays& graphs, int64_t rows, std::string* error) {
+  GraphLevels found;
+  found.levels.assign(rows, kUnknown);
+  found.depths.assign(graphs.graphs, 0);
+  found.computed.assign(graphs.graphs, 0);
+  if (graphs.offsets[0] != 0 || graphs.offsets[graphs.graphs] != rows) {
+    *error = "offsets must rise from 0 to the number of rows, " + std::to_string(rows);
+    return std::nullopt;
+  }
+  std::vector<int64_t> path;
+  for (int64_t g = 0; g < graphs.graphs; ++g) {
+    const int64_t begin = graphs.offsets[g], size = graphs.Rows(g), root = graphs.roots[g];
+    if (size < 0 || size > std::numeric_limits<int32_t>::max() || graphs.offsets[g + 1] > rows) {
+      *error = "offsets must rise: graph " + std::to_string(g) + " has " + std::to_string(size) +
+               " rows";
+      return std::nullopt;
+    }
+    if (root < -1 || root >= size) {
+      *error = "graph " + std::to_string(g) + ": root " + std::to_string(root) +
+               " is out of range, the graph has " + std::to_string(size) + " rows";
+      return std::nullopt;
+    }
+    for (int64_t row = 0; row < size; ++row) {
+      *error = Fault(graphs, g, row);
+      if (!error->empty()) return std::nullopt;
+    }
+    const Finder finder = {size, graphs.slots, graphs.children + begin * graphs.slots,
+                           found.levels.data() + begin};
+    for (int64_t row = 0; row < size; ++row) {
+      int64_t open = row;
+      if (finder.levels[row] == kUnknown && !finder.FindFrom(row, &path, &open)) {
+        *error = At(g, open) + "the row is its own descendant, the graph has a cycle";
+        return std::nullopt;
+      }
+      const int32_t level = finder.levels[row];
+      if (level == 0) continue;
+      ++found.computed[g];
+      found.depths[g] = std::max(found.depths[g], level);
+      found.kinds = std::max(found.kinds, graphs.kinds[begin + row] + 1);
+      found.any_input = found.any_input || graphs.has_input[begin + row];
+    }
+  }
+  found.lists.resize(rows);
+  for (int64_t at = 0; at < rows; ++at) {
+    const int64_t list = (found.levels[at] - 1) * int64_t{found.kinds} + graphs.kinds[at];
+    if (list > std::numeric_limits<int32_t>::max()) {
+      *error = "there are too many levels and kinds";
+      return std::nullopt;
+    }
+    found.lists[at] = found.levels[at] == 0 ? -1 : static_cast<int32_t>(list);
+  }
+  return found;
+}
+
+}  // namespace jaxsparse

@@ -1,0 +1,29 @@
+"""Dynamic networks: one cell over any graph, every graph its own."""
+
+from jaxsparse.dynamic.cells import Cell, cell, chain, tree_lstm
+from jaxsparse.dynamic.form import Channel, Form
+from jaxsparse.dynamic.graph_builder import GraphBuilder
+from jaxsparse.dynamic.graphs import Graphs
+from jaxsparse.dynamic.layout import Layout
+from jaxsparse.dynamic.packing import pack
+from jaxsparse.dynamic.prefetch import Prefetch, prefetch
+from jaxsparse.dynamic.scan import scan
+from jaxsparse.dynamic.script import Script, stack
+
+__all__ = [
+    "Cell",
+    "Channel",
+    "Form",
+    "GraphBuilder",
+    "Graphs",
+    "Layout",
+    "Prefetch",
+    "Script",
+    "cell",
+    "chain",
+    "pack",
+    "prefetch",
+    "scan",
+    "stack",
+    "tree_lstm",
+]

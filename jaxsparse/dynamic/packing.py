@@ -1,0 +1,246 @@
+"""Packs graphs into scripts: rows by group, level and kind, each cut into tiles.
+
+Graphs go to groups longest first, each to the group with the fewest computed rows so far. Leaves,
+and rows with inputs, are numbered in the order of the batch. The C++ packer (ffi/dynamic/packer.cc)
+is the one that is used; the one here is its reference, and makes the same words.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import math
+from typing import Any
+
+import numpy as np
+
+from jaxsparse import _ffi
+from jaxsparse.dynamic.form import LEAST, SIZES, USED, VERSION, Channel, Form, bucket, difference
+from jaxsparse.dynamic.graphs import Graphs
+from jaxsparse.dynamic.layout import Layout
+from jaxsparse.dynamic.script import Script
+from jaxsparse.dynamic.script_verify import nearest_parents
+
+
+def pack(graphs: Graphs, ids: Any, layout: Layout, *, form: Form | None = None) -> Script:
+    """The script of a batch of graphs, or of several batches of one size.
+
+    Its form is the least one that has room for each batch, with sizes rounded up to 1, 1.25, 1.5
+    or 1.75 times a power of 2, so that few programs are compiled. Runs without holding Python's
+    lock.
+
+    Args:
+        graphs: the set of graphs.
+        ids: integers ``(..., batch)``, which graphs; one may come several times. Leading
+            dimensions become those of the script's words.
+        layout: how the script is cut.
+        form: the form of the script; by default it is found.
+
+    Returns:
+        A script whose words are an array of NumPy.
+
+    Raises:
+        TypeError: if ids are no integers.
+        ValueError: if ids are out of range, rows have more children than the layout has slots, or
+            ``form`` is not of this layout and these graphs, or has no room.
+
+    >>> text = "(3 (2 It) (4 works)) (1 (2 (1 No) (2 it)) (2 (2 does) (1 not)))"
+    >>> trees = Graphs.from_brackets(text)
+    >>> script = pack(trees, [0, 1], Layout(width=8))
+    >>> script
+    Script(graphs=2, leaves=8, tiles=2, width=8, groups=1)
+    >>> script.sources[0, :3].tolist()
+    [[0, 1], [2, 3], [4, 5]]
+    >>> script.leaf("word").tolist(), script.root_rows.tolist()
+    ([0, 1, 2, 3, 4, 5, -1, -1], [8, 16])
+    """
+    batches = _batches(graphs, ids)
+    kinds = _check(graphs, layout, form)
+    try:
+        room, words = _ffi.pack_graphs(
+            graphs.packable,
+            batches.reshape(math.prod(batches.shape[:-1]), batches.shape[-1]),
+            width=layout.width,
+            slots=layout.slots,
+            groups=layout.groups,
+            kinds=kinds,
+            room=None if form is None else (form.leaves, form.tiles, form.graphs, form.inputs),
+        )
+    except ValueError as error:
+        raise ValueError(f"dynamic.pack: {error}") from None
+    form = _form(layout, kinds, graphs.channels, *room) if form is None else form
+    return Script(words.reshape(*batches.shape[:-1], words.shape[-1]), form)
+
+
+def pack_numpy(graphs: Graphs, ids: Any, layout: Layout, *, form: Form | None = None) -> Script:
+    """As `pack`, by NumPy and for one batch: the reference that says what a script of graphs is."""
+    batch = _batches(graphs, ids)
+    kinds = _check(graphs, layout, form)
+    if batch.ndim != 1:
+        raise ValueError(f"dynamic.pack_numpy: ids must be those of one batch, got {batch.shape}")
+    if batch.size and (batch.min() < 0 or batch.max() >= len(graphs)):
+        raise ValueError("dynamic.pack_numpy: ids are out of range")
+    rows = _BatchRows(graphs, batch, layout)
+    used = dict(zip(USED, (rows.leaves, rows.tiles, len(batch), rows.inputs), strict=True))
+    if form is None:
+        room = {name: bucket(size, LEAST[name]) for name, size in used.items()}
+        if not graphs.any_input:
+            room["inputs"] = 0
+        form = _form(layout, kinds, graphs.channels, *room.values())
+    for name, size in used.items():
+        if size > getattr(form, name):
+            raise ValueError(
+                f"dynamic.pack: the batch has {size} {name}, the form has room for "
+                f"{getattr(form, name)}"
+            )
+    return Script(_words(graphs, batch, rows, form, list(used.values())), form)
+
+
+@functools.lru_cache(maxsize=1024)
+def _form(
+    layout: Layout,
+    kinds: int,
+    channels: tuple[Channel, ...],
+    leaves: int,
+    tiles: int,
+    graphs: int,
+    inputs: int,
+) -> Form:
+    """One object for all scripts of a form."""
+    return Form(
+        leaves=leaves,
+        tiles=tiles,
+        width=layout.width,
+        slots=layout.slots,
+        groups=layout.groups,
+        graphs=graphs,
+        inputs=inputs,
+        kinds=kinds,
+        channels=channels,
+    )
+
+
+def _batches(graphs: Graphs, ids: Any) -> np.ndarray:
+    batches = np.asarray(ids)
+    if not np.issubdtype(batches.dtype, np.integer) and batches.size:
+        raise TypeError(f"dynamic.pack: ids must be integers, got {batches.dtype}")
+    if batches.ndim < 1 or 0 in batches.shape[:-1]:
+        raise ValueError(f"dynamic.pack: ids must have shape (..., batch), got {batches.shape}")
+    return np.ascontiguousarray(batches, np.int64)
+
+
+def _check(graphs: Graphs, layout: Layout, form: Form | None) -> int:
+    """The kinds of the script's form, once graphs, layout and form are found to go together."""
+    if graphs.slots > layout.slots:
+        raise ValueError(
+            f"dynamic.pack: rows of the graphs have up to {graphs.slots} children, more than the "
+            f"{layout.slots} slots of the layout"
+        )
+    if form is None:
+        return graphs.kind_count
+    wanted = _form(
+        layout,
+        max(form.kinds, graphs.kind_count),
+        graphs.channels,
+        form.leaves,
+        form.tiles,
+        form.graphs,
+        form.inputs,
+    )
+    if wanted != form:
+        raise ValueError(
+            f"dynamic.pack: the form is of another layout or of other graphs: "
+            f"{difference(form, wanted)}"
+        )
+    return form.kinds
+
+
+class _BatchRows:
+    """Where the rows of a batch lie: computed ones among tiles, leaves and inputs in order."""
+
+    def __init__(self, graphs: Graphs, ids: np.ndarray, layout: Layout):
+        begin, sizes = graphs.offsets[ids], graphs.lengths[ids]
+        self.base = np.repeat(np.cumsum(sizes) - sizes, sizes)  # of the row's graph in the batch
+        self.at = np.arange(int(sizes.sum())) + np.repeat(begin, sizes) - self.base
+        level = graphs.levels[self.at]
+        self.is_leaf = level == 0
+        self.leaves = int(self.is_leaf.sum())
+        self.has_input = graphs.has_input[self.at]
+        self.inputs = int(self.has_input.sum())
+        graph = np.repeat(np.arange(len(ids)), sizes)
+        computed = np.bincount(graph[~self.is_leaf], minlength=len(ids))
+        group = _deal(computed, layout.groups)[graph]
+        self._place(group, level, graphs.kinds[self.at], graphs.kind_count, layout)
+
+    def _place(
+        self, group: np.ndarray, level: np.ndarray, kind: np.ndarray, kinds: int, layout: Layout
+    ) -> None:
+        """Lists of rows of one group, level and kind; every list begins a tile."""
+        computed = np.flatnonzero(~self.is_leaf)
+        depth = int(level.max(initial=0))
+        key = ((group.astype(np.int64) * depth + level - 1) * kinds + kind)[computed]
+        counts = np.bincount(key, minlength=layout.groups * depth * kinds)
+        tiles = -(-counts // layout.width)
+        order = np.argsort(key, kind="stable")
+        rank = np.arange(len(key)) - (np.cumsum(counts) - counts)[key[order]]
+        first = (np.cumsum(tiles) - tiles)[key[order]] * layout.width
+        self.computed = np.full(len(level), -1)  # the number of each row among computed ones
+        self.computed[computed[order]] = first + rank
+        self.tiles = int(tiles.sum())
+        by_group = tiles.reshape(layout.groups, depth * kinds)
+        self.group_tiles = np.append(0, np.cumsum(by_group.sum(1)))
+        self.tile_kinds = np.repeat(np.arange(len(counts)) % kinds, tiles)
+
+
+def _deal(computed: np.ndarray, groups: int) -> np.ndarray:
+    """The group of each graph: the longest graph first, to the group with the fewest rows."""
+    dealt = np.zeros(len(computed), np.int64)
+    loads = [(0, group) for group in range(groups)]
+    for graph in np.argsort(-computed, kind="stable").tolist():
+        load, group = loads[0]
+        dealt[graph] = group
+        heapq.heapreplace(loads, (load + int(computed[graph]), group))
+    return dealt
+
+
+def _words(
+    graphs: Graphs, ids: np.ndarray, rows: _BatchRows, form: Form, used: list[int]
+) -> np.ndarray:
+    words = np.full(form.words, -1, np.int32)
+    words[: 1 + len(used)] = [VERSION, *used]
+    words[1 + len(used) :][: len(SIZES)] = [getattr(form, size) for size in SIZES]
+    words[form.group_tiles_offset :][: form.groups + 1] = rows.group_tiles
+    place = np.where(rows.is_leaf, np.cumsum(rows.is_leaf) - 1, form.leaves + rows.computed)
+
+    records = words[form.records_offset : form.roots_offset].reshape(form.tiles, -1)
+    records[:, 0] = 0
+    records[: rows.tiles, 0] = rows.tile_kinds
+    sources = np.full((form.computed, form.slots), -1, np.int32)
+    x_rows = np.full(form.computed, -1, np.int32)
+    is_computed = ~rows.is_leaf
+    child = graphs.children[rows.at[is_computed]]
+    found = place[np.where(child < 0, 0, child + rows.base[is_computed, None])]
+    sources[rows.computed[is_computed], : graphs.slots] = np.where(child < 0, -1, found)
+    x_rows[rows.computed[rows.has_input]] = np.arange(rows.inputs)
+    lanes = form.width * form.slots
+    records[:, 2 : 2 + lanes] = sources.reshape(form.tiles, lanes)
+    records[:, 2 + lanes : 2 + lanes + form.width] = x_rows.reshape(form.tiles, form.width)
+    records[:, 1] = nearest_parents(sources.reshape(form.tiles, form.width, -1), form.leaves)
+
+    sizes, root = graphs.lengths[ids], graphs.roots[ids]
+    has_root = root >= 0
+    roots = words[form.roots_offset :][: len(ids)]
+    roots[has_root] = place[(np.cumsum(sizes) - sizes + root)[has_root]]
+    for channel in form.channels:
+        numbers = graphs.channel(channel.name).view(np.int32)
+        entries = words[form.channel_offset(channel) :][: form.room(channel.place)]
+        if channel.dtype == "float32":
+            entries[:] = 0
+        if channel.place == "graph":
+            entries[: len(ids)] = numbers[ids]
+        elif channel.place == "row":
+            entries[place] = numbers[rows.at]
+        else:
+            chosen = rows.is_leaf if channel.place == "leaf" else rows.has_input
+            entries[: int(chosen.sum())] = numbers[rows.at[chosen]]
+    return words

@@ -1,0 +1,145 @@
+"""Packs the scripts of the next steps while the device works on this one."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import weakref
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any
+
+import jax
+
+from jaxsparse.dynamic.form import Form
+from jaxsparse.dynamic.graphs import Graphs
+from jaxsparse.dynamic.layout import Layout
+from jaxsparse.dynamic.packing import pack
+from jaxsparse.dynamic.script import Script
+from jaxsparse.integers import integer
+
+
+def prefetch(
+    graphs: Graphs,
+    batches: Iterable[Any],
+    layout: Layout,
+    *,
+    form: Form | None = None,
+    depth: int = 2,
+    device: Any = None,
+) -> Prefetch:
+    """The scripts of batches, in order, packed by a thread and sent to the device ahead of use.
+
+    One thread packs, in C++ and without holding Python's lock, at most ``depth`` scripts ahead,
+    from when the first one is asked for. It ends with the last one, when the loop over scripts
+    ends early, by an exception or Ctrl-C, and with the interpreter. An exception in it, as one of
+    ``batches``, comes where the script would have come.
+
+    Args:
+        graphs: the set of graphs.
+        batches: for each step which graphs, as `pack` takes them. A generator runs in the thread.
+        layout: how scripts are cut.
+        form: the form of all scripts; by default each has its own.
+        depth: how many scripts are packed ahead, at least 1.
+        device: a device or a sharding, for ``jax.device_put``; by default JAX's own choice.
+
+    Returns:
+        An iterator of scripts, which knows its length where ``batches`` does, so that progress bars
+        do. ``close`` ends it early, as does leaving a ``with`` block.
+
+    Raises:
+        TypeError, ValueError: as `pack`, in the step whose batch is at fault, and for ``depth``.
+
+    >>> graphs = Graphs.from_sequences([3, 1, 2])
+    >>> for script in prefetch(graphs, [[0], [1, 2]], Layout(slots=1)):
+    ...     print(script)
+    Script(graphs=1, leaves=8, tiles=3, width=8, groups=1)
+    Script(graphs=2, leaves=8, tiles=2, width=8, groups=1)
+    """
+    depth = integer("dynamic.prefetch", "depth", depth, 1)
+    length = None
+    with contextlib.suppress(TypeError):
+        length = len(batches)  # type: ignore[arg-type]
+    return Prefetch(_Scripts(graphs, iter(batches), layout, form, device), length, depth)
+
+
+class _Scripts:
+    """The next script, each time that it is asked for: what the thread runs."""
+
+    def __init__(
+        self,
+        graphs: Graphs,
+        batches: Iterator[Any],
+        layout: Layout,
+        form: Form | None,
+        device: Any,
+    ):
+        self._graphs, self._batches, self._layout = graphs, batches, layout
+        self._form, self._device = form, device
+        # A default that is set for a block of code is not known to other threads.
+        self._default_device = jax.config.jax_default_device  # type: ignore[attr-defined]
+
+    def next(self) -> Script | None:
+        """None behind the last one."""
+        try:
+            ids = next(self._batches)
+        except StopIteration:
+            return None
+        script = pack(self._graphs, ids, self._layout, form=self._form)
+        with jax.default_device(self._default_device):
+            sent: Script = jax.device_put(script, self._device)
+        return sent
+
+
+class Prefetch(Iterator[Script]):
+    """Scripts that come ahead; see `prefetch`, which makes them."""
+
+    def __init__(self, scripts: _Scripts, length: int | None, depth: int):
+        self._scripts, self._length, self._depth = scripts, length, depth
+        self._coming: collections.deque[Future[Script | None]] = collections.deque()
+        # An idle thread of an executor neither keeps the interpreter from ending nor outlives it.
+        self._thread = ThreadPoolExecutor(1, "jaxsparse-prefetch")
+        self._end = weakref.finalize(self, self._thread.shutdown, wait=False, cancel_futures=True)
+
+    def __next__(self) -> Script:
+        if not self._end.alive:
+            raise StopIteration
+        try:
+            self._ask(1)
+            script = self._coming.popleft().result()
+            if script is not None:
+                self._ask(self._depth)
+        except BaseException:  # KeyboardInterrupt too
+            self._end()
+            raise
+        if script is None:
+            self.close()
+            raise StopIteration
+        return script
+
+    def _ask(self, ahead: int) -> None:
+        while len(self._coming) < ahead:
+            self._coming.append(self._thread.submit(self._scripts.next))
+
+    def __len__(self) -> int:
+        if self._length is None:
+            raise TypeError("dynamic.prefetch: batches do not know how many they are")
+        return self._length
+
+    def close(self) -> None:
+        """Ends the thread, once it has packed the script that it is at, and forgets the others."""
+        if self._end.alive:
+            self._end()
+            self._thread.shutdown(wait=True)
+
+    def __enter__(self) -> Prefetch:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

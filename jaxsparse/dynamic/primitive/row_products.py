@@ -1,0 +1,97 @@
+"""The products of all rows at once.
+
+They recompute products that were not kept, and their transpose is the gradient of the weights.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxsparse.batching import over_batch
+from jaxsparse.dynamic.form import Form
+from jaxsparse.dynamic.script import Script
+from jaxsparse.precision import accumulator_dtype
+from jaxsparse.recurrent.products import product
+
+
+def child_rows(script: Script) -> Any:
+    """The rows of children (rows, K), behind all rows where there is none."""
+    form = script.form
+    sources = script.sources.reshape(form.computed, form.slots)
+    return jnp.where(sources < 0, form.rows, sources)
+
+
+def products_of_rows(
+    weights: Any, words: Any, states: Any, state: Any, params: dict[str, Any]
+) -> tuple[Any, Any]:
+    """What the products of every computed row are, and what is emitted to the given ones.
+
+    Args:
+        weights: ``(..., kinds, K h, P h)``.
+        words: of the script, ``(..., words)``.
+        states: of the computed rows, ``(..., rows, parts, h)``.
+        state: of the given rows, ``(..., F, 1, h)``; None where the scan emits.
+        params: of the scan.
+
+    Returns:
+        ``(..., rows, P, h)`` and None where the scan gathers; ``(..., rows, 1, h)`` and
+        ``(..., F, 1, h)``, in the dtype of sums, where it emits.
+    """
+    form, options = params["form"], {n: params[n] for n in ("precision", "dtype")}
+    if params["emits"]:
+        emit = functools.partial(_emitted, form=form, **options)
+        rows = over_batch(emit, words.ndim - 1, weights, words, states)
+        rows = jnp.expand_dims(rows, -2)
+        computed = rows[..., form.leaves :, :, :]
+        return computed.astype(params["dtype"]), rows[..., : form.leaves, :, :]
+    gather = functools.partial(_gathered, form=form, **options)
+    return over_batch(gather, words.ndim - 1, weights, words, states, state), None
+
+
+def _gathered(
+    weights: Any, words: Any, states: Any, state: Any, *, form: Form, precision: Any, dtype: str
+) -> Any:
+    script, h = Script(words, form), states.shape[-1]
+    # The row behind all is that of a child that is not there.
+    rows = jnp.pad(jnp.concatenate([state[:, 0], states[:, 0]]), [(0, 1), (0, 0)])
+    children = rows.at[child_rows(script)].get(mode="promise_in_bounds")
+    x = children.reshape(form.computed, -1)
+    return _by_kind(weights, x, script, False, precision, dtype).reshape(form.computed, -1, h)
+
+
+def _emitted(
+    weights: Any, words: Any, states: Any, *, form: Form, precision: Any, dtype: str
+) -> Any:
+    script, h = Script(words, form), states.shape[-1]
+    x = states.reshape(form.computed, -1)
+    wide = accumulator_dtype(jnp.dtype(dtype))
+    z = _by_kind(weights, x, script, True, precision, dtype).astype(wide)
+    sums = jnp.zeros((form.rows, h), wide)
+    return sums.at[child_rows(script)].add(z.reshape(form.computed, form.slots, h), mode="drop")
+
+
+def _by_kind(
+    weights: Any, x: Any, script: Script, transposed: bool, precision: Any, dtype: str
+) -> Any:
+    """The product of each row by the weights of its kind, rounded to a dtype."""
+    by = functools.partial(
+        product,
+        sparse=False,
+        transposed=transposed,
+        precision=precision,
+        implementation=None,
+        out_dtype=jnp.dtype(dtype),
+    )
+    if weights.shape[0] == 1:
+        return by((weights[0],), x)
+    kinds = jnp.repeat(script.kinds, script.form.width)[:, None]
+    total = None
+    for kind, w in enumerate(weights):
+        # Chosen on both sides: rows of other kinds are in no sum of the gradient, NaN or not.
+        own = kinds == kind
+        z = jnp.where(own, by((w,), jnp.where(own, x, 0)), 0)
+        total = z if total is None else total + z
+    return total

@@ -1,0 +1,439 @@
+"""Scripts: both packers, the rules that scripts keep, and what programs read of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_graphs import graph_sets, recursion, rows_of
+
+from jaxsparse.dynamic import Channel, Form, Graphs, Layout, Script, pack, reference, stack
+from jaxsparse.dynamic.form import LEAST, bucket
+from jaxsparse.dynamic.packing import pack_numpy
+
+TREES = Graphs.from_brackets(
+    "(3 (2 It) (4 (4 works) (2 .))) (1 (2 (1 No) (2 it)) (2 (2 does) (1 not))) (2 yes)"
+).with_channel("target", "graph", [0.5, 1.5, 2.5])
+
+
+def assert_same(script, other):
+    assert script.form == other.form
+    np.testing.assert_array_equal(script.words, other.words)
+
+
+# ---- Packers ----
+
+
+@settings(max_examples=60, deadline=None)
+@given(graph_sets(), st.integers(0, 7))
+def test_packers_agree(problem, size):
+    """C++ and NumPy make the same words, in the least form and in a roomier one."""
+    graphs, layout, rng = problem
+    ids = rng.integers(0, len(graphs), (2, size))
+    one = pack(graphs, ids[0], layout)
+    assert_same(one, pack_numpy(graphs, ids[0], layout))
+    both = pack(graphs, ids, layout).verify()
+    assert both.form == Form.covering([one.form, pack(graphs, ids[1], layout).form])
+    roomy = dataclasses.replace(
+        both.form,
+        leaves=both.form.leaves + 3,
+        tiles=both.form.tiles + 2,
+        graphs=both.form.graphs + 1,
+        kinds=both.form.kinds + 1,
+    )
+    for form in both.form, roomy:
+        each = [pack_numpy(graphs, x, layout, form=form).verify() for x in ids]
+        assert_same(pack(graphs, ids, layout, form=form), stack(each))
+
+
+def random_machine(graphs, rng):
+    """A cell that depends on slot, kind and input, for the machine and for recursion.
+
+    Of leaves the carry is that of their word, of rows without inputs these are 0.
+    """
+    weights = rng.normal(size=(3, 4))
+
+    def cell(kind, children, x):
+        mixed = sum(np.sin(weights[kind, k] * c + k) * (c != 0) for k, c in enumerate(children))
+        return np.tanh(mixed + 0.1 * x + 0.2)
+
+    def step(kind, children, x):
+        return [cell(kind, [carry for (carry,) in children], x)]
+
+    size = graphs.channel("size").astype(np.float64) * graphs.has_input
+    word = graphs.channel("word")
+
+    def value(graph):
+        return recursion(
+            graphs,
+            graph,
+            lambda row: 1.0 + word[row],
+            lambda row, children: cell(
+                graphs.kinds[row], [0.0 if c is None else c for c in children], size[row]
+            ),
+        )
+
+    return step, value
+
+
+@settings(max_examples=40, deadline=None)
+@given(graph_sets())
+def test_the_machine_runs_scripts(problem):
+    """Every row is as plain recursion has it, and channels are at the rows they belong to."""
+    graphs, layout, rng = problem
+    ids = rng.integers(0, len(graphs), 5)
+    script = pack(graphs, ids, layout)
+    step, value = random_machine(graphs, rng)
+    (carry,) = reference.run(script, step, [1.0 + script.leaf("word")], script.input("size"))
+    expected = [value(graph) for graph in ids]
+    rows = np.array([row for graph in ids for row in rows_of(graphs, graph)], int)
+    assert script.used_leaves + (script.sources >= 0).any(-1).sum() == len(rows)
+    for b, graph in enumerate(ids):
+        root = graphs.roots[graph]
+        row = script.root_rows[b]
+        assert (row == -1) == (root == -1)
+        if root >= 0:
+            assert carry[row] == expected[b][graphs.offsets[graph] + root]
+    # Weights are random numbers, of which no two rows have the same.
+    weight, label = graphs.channel("weight"), graphs.channel("label")
+    at = {w: row for row, w in enumerate(script.row("weight").tolist()) if script.row_mask[row]}
+    for b, graph in enumerate(ids):
+        for row in rows_of(graphs, graph):
+            assert script.row("label")[at[weight[row]]] == label[row]
+            if len(set(ids)) == len(ids):
+                assert carry[at[weight[row]]] == expected[b][row]
+    inputs = rows[graphs.has_input[rows]]
+    np.testing.assert_array_equal(
+        script.input("token")[: len(inputs)], graphs.channel("token")[inputs]
+    )
+    np.testing.assert_array_equal(script.graph("class")[:5], graphs.channel("class")[ids])
+    np.testing.assert_array_equal(script.graph("target")[:5], graphs.channel("target")[ids])
+
+
+@settings(max_examples=20, deadline=None)
+@given(graph_sets())
+def test_the_machine_runs_scripts_backwards(problem):
+    """Of what leaves get, the sum over ways from a row is what ways to it have, forwards."""
+    graphs, layout, rng = problem
+    script = pack(graphs, np.arange(len(graphs)), layout)
+    factors = rng.normal(size=(graphs.kind_count, layout.slots))
+    leaves, given = rng.normal(size=script.form.leaves), rng.normal(size=script.form.rows)
+
+    def forward(kind, children, x):
+        return [sum(factors[kind, k] * carry for k, (carry,) in enumerate(children))]
+
+    def backward(kind, sums, x):
+        return [[factors[kind, k] * sums[0]] for k in range(layout.slots)]
+
+    (carry,) = reference.run(script, forward, [leaves])
+    (reached,) = reference.run_backwards(script, backward, [given])
+    used = script.used_leaves
+    is_row = script.row_mask
+    np.testing.assert_allclose(
+        leaves[:used] @ reached[:used], carry[is_row] @ given[is_row], rtol=1e-9, atol=1e-9
+    )
+
+
+def test_graphs_are_dealt_longest_first():
+    lengths = [2, 5, 4, 3]
+    graphs = Graphs.from_sequences(lengths)
+    script = pack(graphs, [0, 1, 2, 3], Layout(width=8, groups=3, slots=1))
+    # 5 | 4 | 3 and 2, which share tiles
+    assert script.group_tiles.tolist() == [0, 5, 9, 12]
+    root = (script.root_rows - script.form.leaves) // 8
+    assert root.tolist() == [10, 4, 8, 11]
+
+
+def test_kinds_have_tiles_of_their_own():
+    children = [[-1, -1], [0, 0], [0, -1], [-1, 0], [1, 2]]
+    graphs = Graphs.from_arrays([0, 5], children, kinds=[7, 1, 0, 1, 0])
+    script = pack(graphs, [0, 0], Layout(width=2))
+    assert script.kinds[: script.used_tiles].tolist() == [0, 1, 1, 0]
+    assert script.waits.tolist()[: script.used_tiles] == [3, 3, 3, -1]
+    assert script.form.kinds == 2
+
+
+@pytest.mark.parametrize("packer", [pack, pack_numpy])
+def test_batches_of_nothing(packer):
+    """No graphs; graphs without rows; graphs of a leaf alone."""
+    graphs = Graphs.from_arrays([0, 0, 1], [[-1]], leaf={"word": [3]})
+    for ids in [], [0], [1], [0, 1, 0]:
+        script = packer(graphs, ids, Layout(slots=1)).verify()
+        assert script.used_tiles == 0 and script.used_leaves == sum(ids)
+        assert (script.leaf("word") == 3).sum() == sum(ids)
+        assert script.root_rows[: len(ids)].tolist() == [0 if i else -1 for i in ids]
+        reference.run(script, lambda *_: pytest.fail("there are no rows"), [np.ones(8)])
+
+
+@pytest.mark.parametrize("packer", [pack, pack_numpy])
+def test_refused_batches(packer):
+    layout = Layout()
+    form = pack(TREES, [0, 1], layout).form
+    small = dataclasses.replace(form, tiles=1)
+    for ids, options, message in [
+        ([0.5], {}, "ids must be integers, got float64"),
+        (0, {}, r"ids must have shape \(..., batch\), got \(\)"),
+        (np.zeros((0, 2), int), {}, r"ids must have shape \(..., batch\), got \(0, 2\)"),
+        ([3], {}, "out of range"),
+        ([-1], {}, "out of range"),
+        ([0, 1], {"form": small}, "the batch has 2 tiles, the form has room for 1"),
+        ([0, 1, 2], {"form": form}, "the batch has 3 graphs, the form has room for 2"),
+        ([0], {"form": dataclasses.replace(form, width=4)}, r"forms differ in width \(4 and 8\)"),
+        ([0], {"form": dataclasses.replace(form, channels=())}, "forms differ in channels"),
+        ([0], {"layout": Layout(slots=1)}, "up to 2 children, more than the 1 slots"),
+    ]:
+        with pytest.raises((TypeError, ValueError), match=f"^dynamic.pack.*: .*{message}"):
+            packer(TREES, ids, **({"layout": layout} | options))
+    with pytest.raises(ValueError, match="batch 1 has 2 tiles, the form has room for 1"):
+        pack(TREES, [[2], [1]], layout, form=dataclasses.replace(small, leaves=20))
+
+
+# ---- Sizes ----
+
+
+@given(st.integers(0, 10**6))
+def test_buckets(size):
+    sizes = {max(1, part * 2**power // 4) for power in range(21) for part in (4, 5, 6, 7)}
+    assert bucket(size) == min(s for s in sizes if s >= size)
+    assert bucket(size, 8) == max(8, bucket(size))
+
+
+def test_few_forms():
+    """Batches of 40 chains of 1 to 30 rows: sizes differ, forms hardly."""
+    rng = np.random.default_rng(0)
+    graphs = Graphs.from_sequences(rng.integers(1, 30, 500))
+    scripts = [pack(graphs, rng.integers(0, 500, 40), Layout(slots=1)) for _ in range(50)]
+    used = {tuple(s.words[1:5].tolist()) for s in scripts}
+    assert len(used) > 40 and len({s.form for s in scripts}) <= 5
+    for script in scripts:
+        assert script.form.leaves == bucket(40) and script.form.tiles == bucket(
+            int(script.used_tiles)
+        )
+        assert script.form.inputs == bucket(int(script.used_inputs), LEAST["inputs"])
+
+
+def test_forms():
+    form = pack(TREES, [0], Layout()).form
+    assert Form.from_json(form.to_json()) == form
+    assert form.words % 32 == 0 and form.record_words == 32
+    with pytest.raises(ValueError, match=r"Form\.covering: forms differ in width"):
+        Form.covering([form, dataclasses.replace(form, width=2)])
+    with pytest.raises(ValueError, match="needs at least one form"):
+        Form.covering([])
+    with pytest.raises(KeyError, match=r"no channel 'x' of a leaf or a row; .* 'word' \(leaf\)"):
+        form.channel("x", "leaf", "row")
+    one, other = pack(TREES, [0], Layout()), pack(TREES, [0, 1], Layout())
+    with pytest.raises(ValueError, match="scripts 0 and 1: forms differ in graphs"):
+        stack([one, other])
+    with pytest.raises(ValueError, match="needs at least one script"):
+        stack([])
+
+
+def test_layouts():
+    assert [Layout.plain(b).width for b in (0, 1, 8, 9, 16, 17, 4096)] == [8, 8, 8, 16, 16, 32, 32]
+    assert Layout.plain(3, slots=1) == Layout(8, 1, 1)
+    with pytest.raises(ValueError, match=r"dynamic\.Layout: width must be >= 1, got 0"):
+        Layout(width=0)
+
+
+# ---- Damaged scripts ----
+
+
+def damaged(place, value):
+    script = pack(TREES, [0, 1], Layout())
+    words = script.words.copy()
+    words[place] = value
+    return Script(words, script.form)
+
+
+FORM = pack(TREES, [0, 1], Layout()).form
+RECORD, ROOT = FORM.records_offset, FORM.roots_offset
+WORDS = FORM.channel_offset(FORM.channel("word", "leaf"))
+TARGETS = FORM.channel_offset(FORM.channel("target", "graph"))
+DAMAGE = [
+    (0, 9, "version 9 of scripts"),
+    (5, 9, "the header says 9 leaves, the form 8"),
+    (1, 9, "9 leaves are used, of 8"),
+    (FORM.group_tiles_offset + 1, 1, "group_tiles must rise from 0 to the 2 used tiles"),
+    (RECORD, 1, "tile 0: no such kind, got 1"),
+    (RECORD + 1, -1, "tile 0: wait is not the nearest tile with a parent, got -1"),
+    (RECORD + 2, -2, "tile 0, lane 0, slot 0: a source must be a row or -1, got -2"),
+    (RECORD + 2, 7, "tile 0, lane 0, slot 0: no leaf that is used, got 7"),
+    (RECORD + 3, 9, "tile 0, lane 0, slot 1: a source must be a leaf or a row of tiles of the"),
+    (RECORD + 32 + 2, 16, "tile 1, lane 0, slot 0: a source must be a leaf or a row of tiles"),
+    (RECORD + 32 + 2, 15, "tile 1, lane 0, slot 0: a source must be no padding, got 15"),
+    (RECORD + 18, 0, "tile 0, lane 0: no row of inputs, or -1, got 0"),
+    (ROOT, 15, "graph 0: the root must be a row that is used, got 15"),
+    (ROOT, 99, "graph 0: the root must be a row that is used, got 99"),
+    (WORDS + 7, 5, "channel 'word': entry 7 of padding must be empty, got 5"),
+]
+
+
+@pytest.mark.parametrize(("place", "value", "message"), DAMAGE, ids=[m for _, _, m in DAMAGE])
+def test_damaged_scripts(place, value, message):
+    with pytest.raises(ValueError, match=f"^Script.verify: {message}"):
+        damaged(place, value).verify()
+
+
+def test_damaged_scripts_of_several_groups():
+    graphs = Graphs.from_sequences([2, 2])
+    script = pack(graphs, [0, 1], Layout(slots=1, groups=2))
+    words = script.words.copy()
+    second = script.form.records_offset + 3 * script.form.record_words + 2
+    assert words[second] == script.form.leaves + 2 * 8
+    words[second] -= 16  # a row of the other group
+    with pytest.raises(ValueError, match=r"tile 3, lane 0, slot 0: .* of the same group"):
+        Script(words, script.form).verify()
+    with pytest.raises(reference.RuleBroken, match="tile 3: a source is of another group"):
+        reference.run(Script(words, script.form), lambda *_: [np.zeros(1)], [np.zeros(8)])
+    with pytest.raises(ValueError, match=r"words must be int32 \(\.\.\., \d+\), got int64"):
+        Script(script.words.astype(np.int64), script.form).verify()
+    with pytest.raises(ValueError, match=r"Script.verify: script \(1,\): version 0"):
+        stack([script, Script(np.zeros_like(words), script.form)]).verify()
+    with pytest.raises(ValueError, match="needs a concrete script, got a traced one"):
+        jax.eval_shape(lambda s: s.verify().words, script)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        (RECORD + 32 + 2, 16, "tile 1: a source is not ready"),
+        (RECORD + 2, 99, "tile 0: a source is out of range"),
+        (RECORD, 1, "tile 0: no kind 1"),
+        (RECORD + 1, -1, "tile 0: must wait for tile 1"),
+    ],
+)
+def test_the_machine_refuses_damaged_scripts(place, value, message):
+    script = damaged(place, value)
+    with pytest.raises(reference.RuleBroken, match=message):
+        reference.run_backwards(
+            script, lambda _, sums, x: [sums, sums], [np.zeros(script.form.rows)]
+        )
+
+
+@settings(max_examples=60, deadline=None)
+@given(graph_sets(), st.data())
+def test_the_machine_runs_what_is_verified(problem, data):
+    """Any word of a script may be another one: what verify lets pass, both directions can run."""
+    graphs, layout, _ = problem
+    script = pack(graphs, np.arange(len(graphs)), layout)
+    form, words = script.form, script.words.copy()
+    place = data.draw(st.integers(0, form.roots_offset - 1))
+    words[place] = data.draw(st.integers(-2, form.rows + 1))
+    spoilt = Script(words, form)
+    try:
+        spoilt.verify()
+    except ValueError:
+        return
+    ones = np.ones(form.rows)
+    reference.run(spoilt, lambda kind, children, x: [children[0][0]], [ones[: form.leaves]])
+    slots = range(form.slots)
+    reference.run_backwards(spoilt, lambda kind, sums, x: [sums for _ in slots], [ones])
+
+
+# ---- What programs read ----
+
+
+@pytest.mark.smoke
+def test_in_programs():
+    """One compilation for a form; a batch of scripts under vmap; gradients of roots."""
+    layout, compiled = Layout(), []
+    form = pack(TREES, [0, 1, 2], layout).form
+
+    @jax.jit
+    def read(script, carry, h):
+        compiled.append(script.form)
+        return (
+            script.roots(carry, {"h": h}["h"]),
+            script.mean(jnp.arange(form.rows, dtype=jnp.float32), "label"),
+            script.mean(script.graph("target"), "target"),
+            script.row_mask,
+        )
+
+    rng = np.random.default_rng(0)
+    carry, h = rng.normal(size=(form.leaves, 2)), rng.normal(size=(form.computed, 2))
+    carry[6:], h[:, 1] = np.nan, np.inf
+    batches = [[0, 1, 2], [2, 0, 1], [1, 1]]
+    scripts = [pack(TREES, ids, layout, form=form) for ids in batches]
+    results = [read(jax.device_put(s), carry, h) for s in scripts]
+    assert len(compiled) == 1
+    for script, ids, (roots, mean, target, mask) in zip(scripts, batches, results, strict=True):
+        expected = np.concatenate([carry, h])[script.root_rows[: len(ids)]].astype(np.float32)
+        np.testing.assert_array_equal(roots[: len(ids)], expected)
+        np.testing.assert_array_equal(roots[len(ids) :], 0)
+        np.testing.assert_array_equal(mask, script.row_mask)
+        np.testing.assert_allclose(mean, np.flatnonzero(script.row("label") != -1).mean(), 1e-6)
+        np.testing.assert_allclose(target, TREES.channel("target")[ids].mean(), 1e-6)
+    together = jax.vmap(read, in_axes=(0, None, None))(stack(scripts), carry, h)
+    for i, one in enumerate(results):
+        jax.tree.map(lambda a, b, i=i: np.testing.assert_array_equal(a[i], b), together, one)
+    gradient = jax.grad(lambda h: scripts[0].roots(jnp.zeros(form.leaves), h).sum())(h[:, 0])
+    rows = scripts[0].root_rows
+    np.testing.assert_array_equal(
+        np.flatnonzero(gradient), np.sort(rows[rows >= form.leaves]) - form.leaves
+    )
+
+
+def test_states_in_the_order_of_inputs():
+    """Both directions of sequences lie as their entries do."""
+    tokens = np.arange(100, 109)
+    for reverse in False, True:
+        graphs = Graphs.from_sequences([4, 0, 5], reverse=reverse, input={"token": tokens})
+        script = pack(graphs, [2, 1, 0], Layout(width=2, slots=1))
+        rows = script.x_rows.reshape(-1)
+        h = np.where(rows < 0, np.nan, script.input("token")[rows])
+        inputs = np.asarray(script.in_input_order(h))
+        assert inputs[:9].tolist() == [*tokens[4:], *tokens[:4]] and (inputs[9:] == 0).all()
+        assert (script.input("token")[9:] == -1).all()
+
+
+def test_refused_values():
+    script = pack(TREES, [0, 1], Layout())
+    with pytest.raises(ValueError, match=r"roots: carry must have 8 rows, got shape \(7, 2\)"):
+        script.roots(np.zeros((7, 2)), np.zeros((16, 2)))
+    with pytest.raises(ValueError, match=r"roots: h must have 16 rows, got shape \(8, 2\)"):
+        script.roots(np.zeros((8, 2)), np.zeros((8, 2)))
+    with pytest.raises(ValueError, match=r"'label' of a row has 24 entries, values have .*\(8,\)"):
+        script.mean(np.zeros(8), "label")
+    with pytest.raises(ValueError, match=r"in_input_order: h must have 16 rows, got shape \(8,\)"):
+        script.in_input_order(np.zeros(8))
+    with pytest.raises(ValueError, match=r"mean: needs one script, got a batch \(2,\)"):
+        stack([script, script]).mean(np.zeros(24), "label")
+    with pytest.raises(KeyError, match="no channel 'label' of a graph"):
+        script.graph("label")
+
+
+def test_scripts_in_exported_programs():
+    script = pack(TREES, [0, 1], Layout())
+    exported = jax.export.export(jax.jit(lambda s: s.row("label") + s.used_tiles))(script)
+    again = jax.export.deserialize(exported.serialize())
+    np.testing.assert_array_equal(again.call(script), script.row("label") + script.used_tiles)
+    assert Channel("word", "leaf", "int32") in script.form.channels
+
+
+def test_a_treebank():
+    """Scripts of the Stanford Sentiment Treebank, where there is one."""
+    folder = os.environ.get("JAXSPARSE_DATA")
+    path = pathlib.Path(folder or "", "sst", "train.txt")
+    if not folder or not path.exists():
+        pytest.skip("JAXSPARSE_DATA names no folder with sst/train.txt")
+    graphs = Graphs.from_brackets(path.read_text())
+    rng, layout = np.random.default_rng(0), Layout(groups=8)
+    for batch in 1, 64, 256:
+        ids = rng.permutation(len(graphs))[:batch]
+        script = pack(graphs, ids, layout).verify()
+        assert_same(script, pack_numpy(graphs, ids, layout))
+        (sizes,) = reference.run(
+            script,
+            lambda _, children, x: [children[0][0] + children[1][0]],
+            [np.ones(script.form.leaves)],
+        )
+        leaves = [(graphs[i].levels == 0).sum() for i in ids]
+        assert sizes[script.root_rows[:batch]].tolist() == leaves
