@@ -1,0 +1,107 @@
+"""The picture: the learning curve, and a tree with what is predicted at each of its rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from jaxsparse import dynamic
+
+from .data import Dataset
+
+LEAVES = 12  # Of the tree that is drawn, or as near as there is.
+SIGNS = ("- -", "-", "0", "+", "+ +")  # Of sentiments.
+SCORES = {"rows": "all rows", "roots": "roots", "binary": "roots, positive or negative"}
+
+
+def typical(graphs: dynamic.Graphs) -> int:
+    """A tree that is neither too small nor too large to look at."""
+    tree = np.repeat(np.arange(len(graphs)), graphs.lengths)
+    leaves = np.bincount(tree[graphs.levels == 0], minlength=len(graphs))
+    return int(np.abs(leaves - LEAVES).argmin())
+
+
+def draw(
+    title: str, curve: list[dict[str, Any]], best: int, dataset: Dataset, tree: Any, found: Any
+) -> Figure:
+    """Draws loss and accuracy by epoch, and a tree of one graph with its predicted classes."""
+    figure = Figure(figsize=(11, 9), layout="constrained")
+    axes = figure.subplot_mosaic([["loss", "accuracy"], ["tree", "tree"]], height_ratios=(1, 2))
+    figure.suptitle(title)
+    for name in ("train", "held_out"):
+        points = [(i, x[name]) for i, x in enumerate(curve) if x[name] is not None]
+        axes["loss"].plot(*zip(*points, strict=True), "o-", label=name.replace("_", " "))
+    axes["loss"].set(title="loss, nats per labelled row", ylim=(0, None))
+    for name, label in SCORES.items():
+        if name in curve[0]:
+            axes["accuracy"].plot([100 * x[name] for x in curve], "o-", label=label)
+    axes["accuracy"].set(title="held out, right, %", ylim=(0, 100))
+    for name in ("loss", "accuracy"):
+        axes[name].axvline(best, color="grey", linestyle=":", label="best epoch")
+        axes[name].set(xlabel="epoch")
+        axes[name].grid(alpha=0.3)
+        axes[name].legend()
+    draw_tree(axes["tree"], dataset, tree, found)
+    return figure
+
+
+def positions(tree: dynamic.Graphs) -> np.ndarray:
+    """Where rows stand: leaves side by side in their order, others above the middle of theirs."""
+    places = np.zeros((len(tree.children), 2))
+    places[:, 1] = tree.levels
+    leaves = 0
+
+    def place(row: int) -> float:
+        nonlocal leaves
+        below = [place(child) for child in tree.children[row] if child >= 0]
+        places[row, 0] = np.mean(below) if below else leaves
+        leaves += not below
+        return float(places[row, 0])
+
+    place(int(tree.roots[0]))
+    return places
+
+
+def draw_tree(ax: Axes, dataset: Dataset, tree: dynamic.Graphs, found: np.ndarray) -> None:
+    """Draws the classes of the rows of a tree; where one is wrong, the right one beside it."""
+    places, labels, words = positions(tree), tree.channel("label"), word_of_rows(tree)
+    sentiment = dataset.neutral is not None
+    names = SIGNS if sentiment else dataset.classes
+    colours = matplotlib.colormaps["RdYlGn"](np.linspace(0.1, 0.9, len(names)))
+    for row, (x, y) in enumerate(places):
+        for child in tree.children[row]:
+            if child >= 0:
+                ax.plot(*zip((x, y), places[child], strict=True), color="grey", zorder=1)
+        is_wrong = labels[row] >= 0 and found[row] != labels[row]
+        box = {
+            "boxstyle": "circle",
+            "facecolor": colours[found[row]] if sentiment else "white",
+            "edgecolor": "red" if is_wrong else "grey",
+            "linewidth": 2 if is_wrong else 1,
+        }
+        style = {"ha": "center", "va": "center", "zorder": 3}
+        ax.text(x, y, names[found[row]], bbox=box, **style)
+        if is_wrong:
+            ax.text(x + 0.3, y + 0.3, names[labels[row]], color="red", **style)
+        is_leaf = tree.levels[row] == 0
+        if words[row] and is_leaf and sentiment:
+            ax.text(x, y - 0.5, words[row], rotation=45, ha="right", va="top")
+        elif words[row] and not is_leaf:
+            ax.text(x, y - 0.6, words[row], fontsize="large", **style)
+    wrong = int(((labels >= 0) & (found != labels)).sum())
+    ax.set_title(f"a tree of the test set, {wrong} of {len(found)} rows wrong (red)")
+    ax.margins(0.05, 0.1)
+    ax.axis("off")
+
+
+def word_of_rows(tree: dynamic.Graphs) -> list[str]:
+    """The word of each row that has one, else nothing; a word that is not known is a ?."""
+    known = (*(tree.vocabulary or ()), "?")
+    numbers = tree.channel("word")
+    if "operator" in {channel.name for channel in tree.channels}:
+        numbers = np.maximum(numbers, tree.channel("operator"))
+    return [known[number] if number >= 0 else "" for number in numbers]
