@@ -159,7 +159,8 @@ def test_choices():
 @pytest.mark.parametrize("operation", OPERATIONS.values(), ids=lambda x: x.name)
 def test_what_is_said_to_have_no_kernel_has_none(operation):
     """What a declaration says of a CPU is what the extension module has."""
-    entry = backend.TARGETS[operation.target]
+    without_target = {"targets": {}, "variants": {"cuda": []}}  # an operation in plain XLA alone
+    entry = backend.TARGETS.get(operation.target, without_target)
     kernels = entry["targets"]
     assert ("cpu" in kernels) == (not lacks_kernel(operation, lowered_for("cpu")))
     # An operation whose calls never fit a kernel on a GPU has no target for one.

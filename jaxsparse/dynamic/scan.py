@@ -33,8 +33,8 @@ def scan(
 ) -> Any:
     r"""Runs a cell over the rows of graphs, children before their parents.
 
-    .. math:: c_v = \operatorname{cell}\Big(x_v,\; \sum_k h_{v,k} W_k + b,\;
-        (c_{v,1}, \ldots, c_{v,K})\Big)
+    .. math:: c_v = \operatorname{cell}\bigl(x_v,\; \sum_k h_{v,k} W_k + b,\;
+        (c_{v,1}, \ldots, c_{v,K})\bigr)
 
     where :math:`c_{v,k}` is the carry of the k-th child of row v, zeros if there is none, and
     :math:`h_{v,k}`, the state that the product takes, its last leaf. A graph is any without cycles:
