@@ -114,14 +114,14 @@ def describe_scores(scores: dict[str, float], dataset: Dataset) -> str:
     """The scores of the test set in words."""
     labels = root_labels(dataset.test)
     text = (
-        f"test: {scores['roots']:.1%} of {len(labels):,} roots right in "
-        f"{len(dataset.classes)} classes, {scores['rows']:.1%} of all rows"
+        f"test: {scores['roots']:.2%} of {len(labels):,} roots right in "
+        f"{len(dataset.classes)} classes, {scores['rows']:.2%} of all rows"
     )
     if dataset.neutral is None:
         return text
     count = int((labels != dataset.neutral).sum())
     return (
-        f"{text}; binary {scores['binary']:.1%} of the {count:,} roots that are not neutral, by "
+        f"{text}; binary {scores['binary']:.2%} of the {count:,} roots that are not neutral, by "
         f"the probabilities of the {len(dataset.classes)} classes"
     )
 

@@ -39,7 +39,7 @@ def draw(
     for name, label in SCORES.items():
         if name in curve[0]:
             axes["accuracy"].plot([100 * x[name] for x in curve], "o-", label=label)
-    axes["accuracy"].set(title="held out, right, %", ylim=(0, 100))
+    axes["accuracy"].set(title="held out, right, %", ylim=(0, 103))
     for name in ("loss", "accuracy"):
         axes[name].axvline(best, color="grey", linestyle=":", label="best epoch")
         axes[name].set(xlabel="epoch")
@@ -91,7 +91,7 @@ def draw_tree(ax: Axes, dataset: Dataset, tree: dynamic.Graphs, found: np.ndarra
         if words[row] and is_leaf and sentiment:
             ax.text(x, y - 0.5, words[row], rotation=45, ha="right", va="top")
         elif words[row] and not is_leaf:
-            ax.text(x, y - 0.6, words[row], fontsize="large", **style)
+            ax.text(x, y - 0.5, words[row], fontsize="large", **style)
     wrong = int(((labels >= 0) & (found != labels)).sum())
     ax.set_title(f"a tree of the test set, {wrong} of {len(found)} rows wrong (red)")
     ax.margins(0.05, 0.1)
