@@ -123,6 +123,7 @@ def test_words_of_other_parts_are_known_by_their_vectors_alone(tmp_path: Path) -
         ({}, "--vectors bad.txt", "expected a word and 3 numbers a line, got: could not convert"),
         ({}, "--vectors few.txt", "expected a word and 3 numbers a line, got: 2 numbers in line 2"),
         ({}, "--vectors others.txt", "expected vectors of words in --data, got none"),
+        ({}, "--draw=(2", "--draw: expected trees in brackets, got: tree 0, line 1"),
         ({}, "--data none", "--data none: expected train.txt, dev.txt, test.txt, got: "),
         ({}, "--resume", "--resume: expected a checkpoint in tree_sentiment_out/checkpoints, got"),
         ({}, "--dropout 1", "argument --dropout: expected float in [0, 1), got 1"),
@@ -155,9 +156,13 @@ def test_reports_a_mistake_in_one_line(
     assert message in err
 
 
-def test_arithmetic_has_no_vectors(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*TINY, "--vectors=vectors.txt"]) == 2
-    assert "--vectors: expected --data" in capsys.readouterr().err
+@pytest.mark.parametrize("option", ["--vectors", "--draw"])
+def test_arithmetic_has_no_words(
+    option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(data, "GENERATED", (1, 1, 1))
+    assert main([*TINY, option, "(2 a)"]) == 2
+    assert f"{option}: expected --data" in capsys.readouterr().err
 
 
 # ---- Training ----
@@ -331,7 +336,9 @@ def test_training_ends_when_nothing_gets_better(
     np.testing.assert_array_equal(tested[0], tables[best])
     assert (tables[best] != tables[-1]).any()
     # It is a finished run: drawn anew, or replaced.
-    assert main([*argv, "--resume"]) == 0
+    picture = (tmp_path / "tree_sentiment.png").read_bytes()
+    assert main([*argv, "--resume", "--draw", "(4 (4 superb) (2 unknown))"]) == 0
+    assert (tmp_path / "tree_sentiment.png").read_bytes() != picture
     again = metrics_of(tmp_path)
     assert (again["curve"], again["test"]) == (metrics["curve"], metrics["test"])
     assert "trees_per_second" not in again

@@ -21,7 +21,8 @@ The scores are the shares of rows, and of roots, whose likeliest class is right.
 the binary one: of sentences that are not neutral, the share for which the two positive classes
 together are likelier than the two negative ones exactly if the sentence is positive. It comes from
 the one model of five classes. The dev set decides which epoch counts, and training ends when
---patience epochs brought no better one.
+--patience epochs brought no better one. The picture shows a tree of the test set, or that of
+--draw, which --resume draws at once where a run is finished.
 
 Ctrl-C, SIGTERM and a closed terminal (unless under nohup) save the state after the step in flight,
 and a signal more than a second later quits at once. --resume goes on from there, and the result is
@@ -37,8 +38,10 @@ from typing import Any
 
 import jax
 
+from jaxsparse import dynamic
+
 from ..common.checkpoint import Checkpoints
-from ..common.errors import memory_errors
+from ..common.errors import UserError, memory_errors
 from ..common.program import (
     Parser,
     describe,
@@ -48,7 +51,8 @@ from ..common.program import (
     to_json,
     write_json,
 )
-from .data import Dataset, load, root_labels
+from ..common.resumable import Loop
+from .data import Dataset, load, parse, root_labels
 from .drawing import draw, typical
 from .training import OPTIMIZERS, TreeTrainer, best_epoch, steps_of_epoch, train
 
@@ -102,6 +106,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add("--table-learning-rate", type=rate, default=0.1, help="of vectors, by SGD (%(default)s)")
     add("--epochs", type=count, default=12, help="at most (%(default)s)")
     add("--patience", type=count, default=4, help="epochs without a better one (%(default)s)")
+    add("--draw", help="a tree in brackets to draw, for --data (one of the test set)")
     add("--resume", action="store_true", help="continue from the newest checkpoint in --output")
     add("--seed", type=number(int, 0, 2**32), default=0, help="of data, model and order (0)")
     add("--quiet", action="store_true", help="print only the result")
@@ -126,8 +131,21 @@ def describe_scores(scores: dict[str, float], dataset: Dataset) -> str:
     )
 
 
+def tree_to_draw(text: str | None, dataset: Dataset) -> dynamic.Graphs:
+    """The tree of --draw, by default one of the test set."""
+    if text is None:
+        return dataset.test[[typical(dataset.test)]]
+    if dataset.neutral is None:
+        raise UserError("--draw: expected --data, since arithmetic has no words")
+    return parse("--draw", text, vocabulary=dataset.test.vocabulary)[[0]]
+
+
 def write_results(
-    args: argparse.Namespace, about: dict[str, Any], trainer: TreeTrainer, loop: Any
+    args: argparse.Namespace,
+    about: dict[str, Any],
+    trainer: TreeTrainer,
+    loop: Loop,
+    tree: dynamic.Graphs,
 ) -> None:
     """Writes metrics and the picture, and prints the result."""
     dataset, best = trainer.dataset, best_epoch(loop.curve)
@@ -138,7 +156,6 @@ def write_results(
         result["trees_per_second"] = speed
     write_json(args.output / "metrics.json", about | result)
     picture = args.output / f"{NAME}.png"
-    tree = dataset.test[[typical(dataset.test)]]
     title = f"Tree-LSTM of {args.hidden} units"
     with replacing(picture) as aside:
         draw(title, loop.curve, best, dataset, tree, trainer.classify(tree)).savefig(
@@ -154,6 +171,7 @@ def write_results(
 def run(args: argparse.Namespace) -> None:
     """Trains the model, and writes what came out."""
     dataset = load(args.data, args.vectors, args.features, args.seed)
+    tree = tree_to_draw(args.draw, dataset)
     args.features = dataset.vectors.shape[1]
     args.eval_every = args.checkpoint_every = steps_of_epoch(dataset, args.batch)
     args.steps = args.epochs * args.eval_every
@@ -171,7 +189,7 @@ def run(args: argparse.Namespace) -> None:
     about["data"] = {"source": dataset.source, "sha256": dataset.digest}
     with memory_errors("training", MEMORY_OPTIONS):
         trainer, loop = train(dataset, checkpoints, args)
-        write_results(args, about, trainer, loop)
+        write_results(args, about, trainer, loop, tree)
 
 
 def main(argv: list[str] | None = None) -> int:

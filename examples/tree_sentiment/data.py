@@ -101,21 +101,21 @@ def read_text(folder: Path, name: str) -> str:
         ) from error
 
 
-def parse(path: Path, text: str, **options: Any) -> dynamic.Graphs:
-    """The trees of a text."""
+def parse(what: str, text: str, **options: Any) -> dynamic.Graphs:
+    """The trees of a text; errors say what it is."""
     try:
         graphs = dynamic.Graphs.from_brackets(text, **options)
     except ValueError as error:
         reason = str(error).removeprefix("Graphs.from_brackets: ")
-        raise UserError(f"reading {path}: expected trees in brackets, got: {reason}") from error
+        raise UserError(f"{what}: expected trees in brackets, got: {reason}") from error
     if not len(graphs):
-        raise UserError(f"reading {path}: expected trees in brackets, got none")
+        raise UserError(f"{what}: expected trees in brackets, got none")
     labels = graphs.channel("label")
     if (wrong := labels >= len(SENTIMENTS)).any():
         row = int(np.argmax(wrong))
         tree = int(np.searchsorted(graphs.offsets, row, side="right"))
         raise UserError(
-            f"reading {path}: expected labels from 0 to {len(SENTIMENTS) - 1}, got {labels[row]} "
+            f"{what}: expected labels from 0 to {len(SENTIMENTS) - 1}, got {labels[row]} "
             f"in tree {tree}"
         )
     return graphs
@@ -125,10 +125,10 @@ def read_trees(
     folder: Path, texts: list[str], known: dict[str, np.ndarray]
 ) -> list[dynamic.Graphs]:
     """The trees of all parts, with the vocabulary of the first one and of known vectors."""
-    paths = [folder / f"{part}.txt" for part in PARTS]
-    words = parse(paths[0], texts[0]).vocabulary or ()
+    files = [f"reading {folder / part}.txt" for part in PARTS]
+    words = parse(files[0], texts[0]).vocabulary or ()
     vocabulary = [*words, *sorted(set(known) - set(words))]
-    return [parse(*each, vocabulary=vocabulary) for each in zip(paths, texts, strict=True)]
+    return [parse(*each, vocabulary=vocabulary) for each in zip(files, texts, strict=True)]
 
 
 def words_in(folder: Path, texts: list[str]) -> set[str]:
@@ -136,7 +136,7 @@ def words_in(folder: Path, texts: list[str]) -> set[str]:
     return {
         word
         for part, text in zip(PARTS, texts, strict=True)
-        for word in parse(folder / f"{part}.txt", text).vocabulary or ()
+        for word in parse(f"reading {folder / part}.txt", text).vocabulary or ()
     }
 
 

@@ -14,7 +14,7 @@ from jaxsparse import dynamic
 from .data import Dataset
 
 LEAVES = 12  # Of the tree that is drawn, or as near as there is.
-SIGNS = ("- -", "-", "0", "+", "+ +")  # Of sentiments.
+SIGNS = ("\N{MINUS SIGN}\N{MINUS SIGN}", "\N{MINUS SIGN}", "0", "+", "++")  # Of sentiments.
 SCORES = {"rows": "all rows", "roots": "roots", "binary": "roots, positive or negative"}
 
 
@@ -77,25 +77,34 @@ def draw_tree(ax: Axes, dataset: Dataset, tree: dynamic.Graphs, found: np.ndarra
             if child >= 0:
                 ax.plot(*zip((x, y), places[child], strict=True), color="grey", zorder=1)
         is_wrong = labels[row] >= 0 and found[row] != labels[row]
-        box = {
-            "boxstyle": "circle",
-            "facecolor": colours[found[row]] if sentiment else "white",
-            "edgecolor": "red" if is_wrong else "grey",
-            "linewidth": 2 if is_wrong else 1,
-        }
-        style = {"ha": "center", "va": "center", "zorder": 3}
-        ax.text(x, y, names[found[row]], bbox=box, **style)
+        ax.scatter(
+            x,
+            y,
+            450,
+            color=colours[found[row]] if sentiment else "white",
+            edgecolors="red" if is_wrong else "grey",
+            linewidths=2 if is_wrong else 1,
+            zorder=2,
+        )
+        write(ax, names[found[row]], (x, y))
         if is_wrong:
-            ax.text(x + 0.3, y + 0.3, names[labels[row]], color="red", **style)
-        is_leaf = tree.levels[row] == 0
-        if words[row] and is_leaf and sentiment:
-            ax.text(x, y - 0.5, words[row], rotation=45, ha="right", va="top")
-        elif words[row] and not is_leaf:
-            ax.text(x, y - 0.5, words[row], fontsize="large", **style)
+            write(ax, names[labels[row]], (x, y), (18, 12), color="red")
+        if tree.levels[row] > 0:
+            write(ax, words[row], (x, y), (0, -22), fontsize="large")
+        elif sentiment:
+            write(ax, words[row], (x, y), (4, -14), rotation=45, ha="right", va="top")
     wrong = int(((labels >= 0) & (found != labels)).sum())
-    ax.set_title(f"a tree of the test set, {wrong} of {len(found)} rows wrong (red)")
-    ax.margins(0.05, 0.1)
+    ax.set_title(f"{len(found)} rows of a tree that it did not see, {wrong} wrong (red)")
+    ax.margins(0.05, 0.15)
     ax.axis("off")
+
+
+def write(
+    ax: Axes, text: str, at: tuple[float, float], shift: tuple[int, int] = (0, 0), **style: Any
+) -> None:
+    """Writes a text at a row, shifted by so many points."""
+    style = {"ha": "center", "va": "center", "zorder": 3} | style
+    ax.annotate(text, at, shift, textcoords="offset points", **style)
 
 
 def word_of_rows(tree: dynamic.Graphs) -> list[str]:
