@@ -352,7 +352,7 @@ def test_arithmetic(
 ) -> None:
     monkeypatch.setattr(data, "GENERATED", (64, 16, 8))
     argv = ["--hidden=16", "--features=8", "--batch=64", "--epochs=30", "--learning-rate=0.05"]
-    argv += ["--table-learning-rate=1", "--quiet", "--output", str(tmp_path)]
+    argv += ["--table-learning-rate=1", "--seed=4294967295", "--quiet", "--output", str(tmp_path)]
     assert main(argv) == 0
     metrics = metrics_of(tmp_path)
     assert metrics["options"]["optimizer"] == "adam"

@@ -67,7 +67,6 @@ SENTIMENT = {
     "dropout": 0.5,
     "optimizer": "adagrad",
     "learning_rate": 0.05,
-    "l2": 1e-4,
 }
 ARITHMETIC = {
     "features": 32,
@@ -76,12 +75,11 @@ ARITHMETIC = {
     "dropout": 0.0,
     "optimizer": "adam",
     "learning_rate": 3e-3,
-    "l2": 0.0,
 }
 
 # What decides the parameters and the loss curve: a resumed run must agree in these.
 TRAINING_OPTIONS = (
-    *SENTIMENT, "table_learning_rate", "epochs", "patience", "seed", "steps",
+    *SENTIMENT, "l2", "table_learning_rate", "epochs", "patience", "seed", "steps",
 )  # fmt: skip
 
 
@@ -102,7 +100,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add("--dropout", type=number(float, 0, 1), help=f"of states {of_both('dropout')}")
     add("--optimizer", choices=OPTIMIZERS, help="(adam; with --data adagrad)")
     add("--learning-rate", type=rate, help=of_both("learning_rate"))
-    add("--l2", type=rate, help=f"penalty on parameters but vectors {of_both('l2')}")
+    add("--l2", type=rate, default=1e-4, help="penalty on all but vectors (%(default)s)")
     add("--table-learning-rate", type=rate, default=0.1, help="of vectors, by SGD (%(default)s)")
     add("--epochs", type=count, default=12, help="at most (%(default)s)")
     add("--patience", type=count, default=4, help="epochs without a better one (%(default)s)")
@@ -122,7 +120,7 @@ def describe_scores(scores: dict[str, float], dataset: Dataset) -> str:
         f"test: {scores['roots']:.2%} of {len(labels):,} roots right in "
         f"{len(dataset.classes)} classes, {scores['rows']:.2%} of all rows"
     )
-    if dataset.neutral is None:
+    if "binary" not in scores:
         return text
     count = int((labels != dataset.neutral).sum())
     return (

@@ -53,7 +53,7 @@ def train_on_batch(
     state: State,
     script: dynamic.Script,
     table_rate: float,
-    seed: int,
+    seed: Array,
 ) -> tuple[State, Array]:
     """Makes a training step; the loss, by labelled row, is that before."""
     words, labels = words_of(script), script.row("label")
@@ -137,9 +137,9 @@ class TreeTrainer:
 
     def step(self, script: dynamic.Script) -> Array:
         """Updates the state; returns the loss before, in nats per labelled row."""
-        args = self.args
+        rate, seed = self.args.table_learning_rate, np.uint32(self.args.seed)
         self.state, loss = train_on_batch(
-            self.graph, self.optimizer, self.state, script, args.table_learning_rate, args.seed
+            self.graph, self.optimizer, self.state, script, rate, seed
         )
         return loss
 
@@ -165,7 +165,8 @@ class TreeTrainer:
             "rows": (rows.argmax(1) == row_labels).mean(),
             "roots": (roots.argmax(1) == expected).mean(),
         }
-        if (neutral := self.dataset.neutral) is not None:
+        neutral = self.dataset.neutral
+        if neutral is not None and (expected != neutral).any():
             negative, _, positive = np.split(np.exp(roots), [neutral, neutral + 1], axis=1)
             right = (positive.sum(1) > negative.sum(1)) == (expected > neutral)
             scores["binary"] = right[expected != neutral].mean()
