@@ -59,7 +59,7 @@ from .training import OPTIMIZERS, TreeTrainer, best_epoch, steps_of_epoch, train
 NAME = "tree_sentiment"
 MEMORY_OPTIONS = "--batch, --hidden or --features"
 
-# Those of sentiments are Tai et al.'s, and of their program.
+# Those of sentiments are those of the program of Tai et al.
 SENTIMENT = {
     "features": 300,
     "hidden": 150,

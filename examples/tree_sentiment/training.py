@@ -64,7 +64,7 @@ def train_on_batch(
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.maximum(labels, 0))
         mean = script.mean(losses, "label")
         rows_of_a_tree = (labels >= 0).sum() / script.used_graphs
-        return mean * rows_of_a_tree, mean  # The phrases of a sentence add up, as in the paper.
+        return mean * rows_of_a_tree, mean  # All phrases of a sentence count.
 
     # By the vectors that are read: a gradient by the table would be as large as the table.
     differentiate = jax.value_and_grad(loss, (0, 1), has_aux=True)
