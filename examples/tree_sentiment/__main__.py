@@ -26,7 +26,8 @@ the one model of five classes. The dev set decides which epoch counts, and train
 
 Ctrl-C, SIGTERM and a closed terminal (unless under nohup) save the state after the step in flight,
 and a signal more than a second later quits at once. --resume goes on from there, and the result is
-that of an unbroken run, to the last bit on a CPU. The data must be the same.
+that of an unbroken run, to the last bit on a CPU. A GPU adds up the gradients of vectors in no fixed
+order. The data must be the same.
 """
 
 from __future__ import annotations
@@ -63,7 +64,6 @@ MEMORY_OPTIONS = "--batch, --hidden or --features"
 SENTIMENT = {
     "features": 300,
     "hidden": 150,
-    "batch": 25,
     "dropout": 0.5,
     "optimizer": "adagrad",
     "learning_rate": 0.05,
@@ -71,7 +71,6 @@ SENTIMENT = {
 ARITHMETIC = {
     "features": 32,
     "hidden": 64,
-    "batch": 25,
     "dropout": 0.0,
     "optimizer": "adam",
     "learning_rate": 3e-3,
@@ -79,7 +78,7 @@ ARITHMETIC = {
 
 # What decides the parameters and the loss curve: a resumed run must agree in these.
 TRAINING_OPTIONS = (
-    *SENTIMENT, "l2", "table_learning_rate", "epochs", "patience", "seed", "steps",
+    *SENTIMENT, "batch", "l2", "table_learning_rate", "epochs", "patience", "seed", "steps",
 )  # fmt: skip
 
 
@@ -96,7 +95,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add("--output", type=Path, default=f"{NAME}_out", help="folder to write to (%(default)s)")
     add("--features", type=count, help=f"in a vector, without --vectors {of_both('features')}")
     add("--hidden", type=count, help=f"units of the Tree-LSTM {of_both('hidden')}")
-    add("--batch", type=count, help=f"trees in a step, at most {of_both('batch')}")
+    add("--batch", type=count, default=25, help="trees in a step, at most (%(default)s)")
     add("--dropout", type=number(float, 0, 1), help=f"of states {of_both('dropout')}")
     add("--optimizer", choices=OPTIMIZERS, help="(adam; with --data adagrad)")
     add("--learning-rate", type=rate, help=of_both("learning_rate"))
