@@ -26,8 +26,8 @@ the one model of five classes. The dev set decides which epoch counts, and train
 
 Ctrl-C, SIGTERM and a closed terminal (unless under nohup) save the state after the step in flight,
 and a signal more than a second later quits at once. --resume goes on from there, and the result is
-that of an unbroken run, to the last bit on a CPU. A GPU adds up the gradients of vectors in no fixed
-order. The data must be the same.
+that of an unbroken run, to the last bit on a CPU. A GPU adds the gradients of vectors up in no
+fixed order. The data must be the same.
 """
 
 from __future__ import annotations
