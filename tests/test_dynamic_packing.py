@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import os
 import pathlib
 
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_graphs import graph_sets, recursion, rows_of
 
+from jaxsparse import _ffi
 from jaxsparse.dynamic import Channel, Form, Graphs, Layout, Script, pack, reference, stack
 from jaxsparse.dynamic.form import LEAST, bucket
 from jaxsparse.dynamic.packing import pack_numpy
@@ -188,11 +190,22 @@ def test_refused_batches(packer):
         ([0], {"form": dataclasses.replace(form, width=4)}, r"forms differ in width \(4 and 8\)"),
         ([0], {"form": dataclasses.replace(form, channels=())}, "forms differ in channels"),
         ([0], {"layout": Layout(slots=1)}, "up to 2 children, more than the 1 slots"),
+        ([0], {"layout": 8}, "layout must be a dynamic.Layout, got int"),
+        ([0], {"form": layout}, "form must be a dynamic.Form, got Layout"),
     ]:
         with pytest.raises((TypeError, ValueError), match=f"^dynamic.pack.*: .*{message}"):
             packer(TREES, ids, **({"layout": layout} | options))
+    with pytest.raises(TypeError, match="graphs must be a dynamic.Graphs, got str"):
+        packer("(3 a)", [0], layout)
     with pytest.raises(ValueError, match="batch 1 has 2 tiles, the form has room for 1"):
         pack(TREES, [[2], [1]], layout, form=dataclasses.replace(small, leaves=20))
+
+
+def test_the_packer_refuses_what_is_no_set_of_graphs():
+    """Of another library, say: its pointer is of something else."""
+    sizes = {"width": 8, "slots": 2, "groups": 1, "kinds": 1, "room": None}
+    with pytest.raises(ValueError, match="incorrect name"):
+        _ffi.pack_graphs(datetime.datetime_CAPI, np.zeros((1, 1), np.int64), **sizes)
 
 
 # ---- Sizes ----
@@ -222,6 +235,8 @@ def test_few_forms():
 def test_forms():
     form = pack(TREES, [0], Layout()).form
     assert Form.from_json(form.to_json()) == form
+    wide = pack(TREES, [0], Layout(width=np.int64(9))).form  # which JSON would not take
+    assert Form.from_json(wide.to_json()) == wide
     assert form.words % 32 == 0 and form.record_words == 32
     with pytest.raises(ValueError, match=r"Form\.covering: forms differ in width"):
         Form.covering([form, dataclasses.replace(form, width=2)])
@@ -234,6 +249,8 @@ def test_forms():
         stack([one, other])
     with pytest.raises(ValueError, match="needs at least one script"):
         stack([])
+    with pytest.raises(TypeError, match=r"scripts\[1\] must be a dynamic.Script, got Form"):
+        stack([one, form])
 
 
 def test_layouts():
@@ -400,6 +417,8 @@ def test_refused_values():
         script.roots(np.zeros((7, 2)), np.zeros((16, 2)))
     with pytest.raises(ValueError, match=r"roots: h must have 16 rows, got shape \(8, 2\)"):
         script.roots(np.zeros((8, 2)), np.zeros((8, 2)))
+    with pytest.raises(ValueError, match=r"roots: rows .* one shape, got \(2,\) and \(3,\)"):
+        script.roots(np.zeros((8, 2)), np.zeros((16, 3)))
     with pytest.raises(ValueError, match=r"'label' of a row has 24 entries, values have .*\(8,\)"):
         script.mean(np.zeros(8), "label")
     with pytest.raises(ValueError, match=r"in_input_order: h must have 16 rows, got shape \(8,\)"):

@@ -21,7 +21,8 @@ class Layout:
         slots: K, children that a row of the cell takes.
 
     Raises:
-        TypeError, ValueError: unless all are integers >= 1.
+        TypeError: unless all are integers.
+        ValueError: unless all are at least 1 and below 2**20.
     """
 
     width: int = 8
@@ -30,7 +31,8 @@ class Layout:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            integer("dynamic.Layout", field.name, getattr(self, field.name), 1, 2**20)
+            size = integer("dynamic.Layout", field.name, getattr(self, field.name), 1, 2**20)
+            object.__setattr__(self, field.name, size)  # an int, which forms can write as JSON
 
     @classmethod
     def plain(cls, batch: int, slots: int = 2) -> Layout:

@@ -138,6 +138,11 @@ class Script:
                     raise ValueError(
                         f"Script.roots: {name} must have {rows} rows, got shape {x.shape}"
                     )
+            if carry.shape[1:] != h.shape[1:]:
+                raise ValueError(
+                    f"Script.roots: rows of carry and h must have one shape, got {carry.shape[1:]} "
+                    f"and {h.shape[1:]}"
+                )
             # A number below 0 would count from the end.
             of_leaf = jnp.asarray(carry).at[jnp.where(root < 0, leaves, root)]
             of_tile = jnp.asarray(h).at[jnp.where(root < leaves, computed, root - leaves)]
@@ -262,6 +267,7 @@ def stack(scripts: Sequence[Script]) -> Script:
     """Several scripts of one form as one, for ``jax.lax.scan``, ``jax.vmap`` or several devices.
 
     Raises:
+        TypeError: if one is no script.
         ValueError: if there are none, or their forms differ; ``pack(..., form=)`` makes scripts of
             a given one, `Form.covering` says which has room for all.
 
@@ -273,6 +279,11 @@ def stack(scripts: Sequence[Script]) -> Script:
     scripts = list(scripts)
     if not scripts:
         raise ValueError("dynamic.stack: needs at least one script")
+    for i, script in enumerate(scripts):
+        if not isinstance(script, Script):
+            raise TypeError(
+                f"dynamic.stack: scripts[{i}] must be a dynamic.Script, got {type(script).__name__}"
+            )
     form = scripts[0].form
     for i, script in enumerate(scripts):
         if script.form != form:
