@@ -299,6 +299,28 @@ def test_damaged_scripts(place, value, message):
         damaged(place, value).verify()
 
 
+def test_damaged_scripts_of_sequences():
+    """Without channels or roots, which would be wrong as well."""
+    graphs = Graphs.from_arrays(
+        [0, 2, 4], [[-1], [0]] * 2, has_input=[False, True] * 2, roots=[0] * 2
+    )
+    script = pack(graphs, [0, 1], Layout(width=2, slots=1), form=Form(8, 2, 2, 1, 1, 2, 8))
+    record = script.form.records_offset
+    for place, value, message in (
+        (record + 5, 0, "tile 0, lane 1: a row of inputs must be that of one row alone, got 0"),
+        (slice(record + 2, record + 6), -1, "tile 0: a tile that is used must have rows, got 0"),
+    ):
+        words = script.words.copy()
+        words[place] = value
+        with pytest.raises(ValueError, match=f"^Script.verify: {message}"):
+            Script(words, script.form).verify()
+    form = dataclasses.replace(script.form, kinds=2)
+    words = pack(graphs, [0, 1], Layout(width=2, slots=1), form=form).words.copy()
+    words[record + form.record_words] = 1
+    with pytest.raises(ValueError, match="tile 1: tiles that are not used have kind 0, got 1"):
+        Script(words, form).verify()
+
+
 def test_damaged_scripts_of_several_groups():
     graphs = Graphs.from_sequences([2, 2])
     script = pack(graphs, [0, 1], Layout(slots=1, groups=2))
