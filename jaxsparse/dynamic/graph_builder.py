@@ -51,7 +51,9 @@ class GraphBuilder:
             ValueError: if there is no child, or one was not added before.
         """
         name = "GraphBuilder.row"
-        rows = tuple(-1 if child is None else integer(name, "child", child, 0) for child in children)
+        rows = tuple(
+            -1 if child is None else integer(name, "child", child, 0) for child in children
+        )
         kind = integer(name, "kind", kind, 0)
         if not any(child >= 0 for child in rows):
             raise ValueError("GraphBuilder.row: a row has at least one child")
