@@ -127,6 +127,10 @@ def tree_lstm(children: int) -> Cell:
     Args:
         children: K.
 
+    Raises:
+        TypeError: if ``children`` is no integer.
+        ValueError: if it is not positive.
+
     Source: Tai et al. 2015, "Improved Semantic Representations From Tree-Structured Long
     Short-Term Memory Networks": the N-ary Tree-LSTM, and by weights of another form the child-sum
     one (`jaxsparse.nn.ChildSumTreeLSTM`).

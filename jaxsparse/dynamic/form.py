@@ -138,7 +138,8 @@ class Form:
             if channel.name == name and channel.place in places:
                 return channel
         there = ", ".join(f"{c.name!r} ({c.place})" for c in self.channels) or "none"
-        raise KeyError(f"no channel {name!r} of a {' or a '.join(places)}; there are: {there}")
+        of = " or of ".join("an input" if place == "input" else f"a {place}" for place in places)
+        raise KeyError(f"Script: no channel {name!r} of {of}; there are: {there}")
 
     def to_json(self) -> bytes:
         """The form as text, for exported programs and files."""

@@ -180,19 +180,35 @@ class Script:
         return jax.tree.map(order, h)
 
     def leaf(self, name: str) -> Any:
-        """``(leaves,)``: a channel of leaves, or what one of rows has for them."""
+        """``(leaves,)``: a channel of leaves, or what one of rows has for them.
+
+        Raises:
+            KeyError: if there is none of this name.
+        """
         return self._channel(self.form.channel(name, "leaf", "row"))[..., : self.form.leaves]
 
     def row(self, name: str) -> Any:
-        """``(leaves + tiles * width,)``: a channel of all rows, leaves first."""
+        """``(leaves + tiles * width,)``: a channel of all rows, leaves first.
+
+        Raises:
+            KeyError: if there is none of this name.
+        """
         return self._channel(self.form.channel(name, "row"))
 
     def input(self, name: str) -> Any:
-        """``(inputs,)``: a channel of rows that have inputs, in the order of ``xs``."""
+        """``(inputs,)``: a channel of rows that have inputs, in the order of ``xs``.
+
+        Raises:
+            KeyError: if there is none of this name.
+        """
         return self._channel(self.form.channel(name, "input"))
 
     def graph(self, name: str) -> Any:
-        """``(graphs,)``: a channel of graphs."""
+        """``(graphs,)``: a channel of graphs.
+
+        Raises:
+            KeyError: if there is none of this name.
+        """
         return self._channel(self.form.channel(name, "graph"))
 
     def _channel(self, channel: Channel) -> Any:
