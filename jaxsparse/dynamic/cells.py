@@ -27,6 +27,9 @@ class Cell:
     """A cell, and of how many children it takes the carries; `cell` and `chain` make them.
 
     Equal ones, of the same function, are compiled once.
+
+    >>> tree_lstm(2).children
+    2
     """
 
     function: Function

@@ -45,6 +45,10 @@ class Channel:
         place: what has a number each: "leaf", "row" (leaves and computed rows), "input" (computed
             rows that have inputs), or "graph".
         dtype: "int32", which is -1 where there is nothing, or "float32", which is 0 there.
+
+    >>> from jaxsparse.dynamic import Graphs
+    >>> Graphs.from_sequences([2], input={"token": [7, 8]}).channels
+    (Channel(name='token', place='input', dtype='int32'),)
     """
 
     name: str

@@ -17,6 +17,11 @@ class GraphBuilder:
 
     Attributes:
         root: the row that stands for the graph; None is the last one that was added.
+
+    >>> builder = GraphBuilder()
+    >>> left, right = builder.leaf(word=3), builder.leaf(word=5)
+    >>> builder.row(left, right, label=1)
+    2
     """
 
     def __init__(self) -> None:

@@ -131,15 +131,13 @@ def _batches(graphs: Graphs, ids: Any) -> np.ndarray:
 
 def _check(graphs: Graphs, layout: Layout, form: Form | None) -> int:
     """The kinds of the script's form, once graphs, layout and form are found to go together."""
-    for name, given, wanted in (
-        ("graphs", graphs, Graphs),
-        ("layout", layout, Layout),
-        ("form", form, Form | None),
-    ):
-        if not isinstance(given, wanted):
+    expected: list[tuple[str, Any, type]] = [("graphs", graphs, Graphs), ("layout", layout, Layout)]
+    if form is not None:
+        expected.append(("form", form, Form))
+    for name, given, cls in expected:
+        if not isinstance(given, cls):
             raise TypeError(
-                f"dynamic.pack: {name} must be a dynamic.{name.capitalize()}, got "
-                f"{type(given).__name__}"
+                f"dynamic.pack: {name} must be a dynamic.{cls.__name__}, got {type(given).__name__}"
             )
     if graphs.slots > layout.slots:
         raise ValueError(

@@ -232,6 +232,12 @@ class Script:
         Raises:
             KeyError: if there is no such channel.
             ValueError: for another number of values, and if this is a batch of scripts.
+
+        >>> from jaxsparse.dynamic import Graphs, Layout, pack
+        >>> graphs = Graphs.from_sequences([3], input={"token": [4, -1, 6]})
+        >>> script = pack(graphs, [0], Layout(slots=1))
+        >>> script.mean(np.arange(8.0), "token")  # of the first number and the third one
+        Array(1., dtype=float32)
         """
         self._check_one("mean")
         found = self.form.channel(channel, "row", "leaf", "input", "graph")

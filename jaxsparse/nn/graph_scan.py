@@ -127,7 +127,7 @@ class GraphScan(nnx.Module):
         self.products = as_integer(operation, "products", products)
         self.gates = self.products if gates is None else as_integer(operation, "gates", gates)
         self.carry_structure: Any = jax.tree.structure(carry_like)
-        if self.carry_structure.num_leaves == 0:
+        if not jax.tree.leaves(carry_like):
             raise ValueError(f"{operation}: carry_like must have a leaf: the state, its last one")
         self.dtype = dtype
         self.param_dtype = param_dtype
