@@ -322,6 +322,8 @@ def test_refused_values():
         script.roots(np.zeros((7, 2)), np.zeros((16, 2)))
     with pytest.raises(ValueError, match=r"roots: h must have 16 rows, got shape \(8, 2\)"):
         script.roots(np.zeros((8, 2)), np.zeros((8, 2)))
+    with pytest.raises(ValueError, match=r"roots: carry must have 8 rows, got shape \(\)"):
+        script.roots([1.0], [2.0])  # a pytree
     with pytest.raises(ValueError, match=r"roots: rows .* one shape, got \(2,\) and \(3,\)"):
         script.roots(np.zeros((8, 2)), np.zeros((16, 3)))
     with pytest.raises(ValueError, match=r"'label' of a row has 24 entries, values have .*\(8,\)"):

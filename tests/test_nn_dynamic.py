@@ -269,6 +269,10 @@ def test_errors():
         "has no in_features": lambda: TreeLSTM(None, 4, rngs=rngs)(script, x),
         "dense_h must map": lambda: replaced(nnx.Linear(4, 20, rngs=rngs))(script, x),
         "dense_h must be": lambda: replaced(nnx.LayerNorm(4, rngs=rngs))(script, x),
+        "in_features must be >= 1": lambda: TreeLSTM(0, 4, rngs=rngs),
+        "gates must be >= 1": lambda: GraphScan(
+            3, 4, dynamic.tree_lstm(2), products=5, gates=0, rngs=rngs
+        ),
         "cell must be made by": lambda: GraphScan(3, 4, recurrent.GRU, products=3, rngs=rngs),
         "dropout must be a rate": lambda: TreeLSTM(3, 4, dropout=1.5, rngs=rngs),
         "carry_dropout must be": lambda: TreeLSTM(3, 4, carry_dropout="no", rngs=rngs),

@@ -133,6 +133,7 @@ class Script:
         leaves, computed, root = self.form.leaves, self.form.computed, self.root_rows
 
         def choose(carry: Any, h: Any) -> Any:
+            carry, h = jnp.asarray(carry), jnp.asarray(h)
             for name, x, rows in ("carry", carry, leaves), ("h", h, computed):
                 if not x.ndim or x.shape[0] != rows:
                     raise ValueError(
@@ -144,8 +145,8 @@ class Script:
                     f"and {h.shape[1:]}"
                 )
             # A number below 0 would count from the end.
-            of_leaf = jnp.asarray(carry).at[jnp.where(root < 0, leaves, root)]
-            of_tile = jnp.asarray(h).at[jnp.where(root < leaves, computed, root - leaves)]
+            of_leaf = carry.at[jnp.where(root < 0, leaves, root)]
+            of_tile = h.at[jnp.where(root < leaves, computed, root - leaves)]
             is_leaf = (root < leaves).reshape(-1, *[1] * (carry.ndim - 1))
             given = of_leaf.get(mode="fill", fill_value=0)
             return jnp.where(is_leaf, given, of_tile.get(mode="fill", fill_value=0))
@@ -168,12 +169,12 @@ class Script:
         place = jnp.where(place < 0, self.form.inputs, place)  # dropped
 
         def order(h: Any) -> Any:
+            h = jnp.asarray(h)
             if not h.ndim or h.shape[0] != self.form.computed:
                 raise ValueError(
                     f"Script.in_input_order: h must have {self.form.computed} rows, "
                     f"got shape {h.shape}"
                 )
-            h = jnp.asarray(h)
             rows = jnp.zeros((self.form.inputs, *h.shape[1:]), h.dtype)
             return rows.at[place].set(h, mode="drop")
 

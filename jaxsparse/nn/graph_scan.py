@@ -16,8 +16,9 @@ from jaxsparse.csr import CSR
 from jaxsparse.dynamic.arguments import check_script
 from jaxsparse.dynamic.cell_checks import checked_step
 from jaxsparse.dynamic.step import KindOfCell
+from jaxsparse.integers import integer
 from jaxsparse.nn.cells import check_product, make_layer, orthogonal
-from jaxsparse.nn.linear import Initializer, SparseLinear, as_integer, check_call
+from jaxsparse.nn.linear import Initializer, SparseLinear, check_call
 from jaxsparse.nn.recurrent import Rngs
 from jaxsparse.nn.stack import as_dropout
 from jaxsparse.ops import arguments
@@ -68,7 +69,8 @@ class GraphScan(nnx.Module):
 
     Raises:
         TypeError: if the cell is none, a size no integer, or a dropout neither a rate nor a layer.
-        ValueError: for options as `SparseLinear`, and rates outside of [0, 1).
+        ValueError: for sizes below 1, a carry without leaves, options as `SparseLinear`, and rates
+            outside of [0, 1).
 
     Method: Khorasani et al. 2018, "In-Register Parameter Caching for Dynamic Neural Nets with
     Virtual Persistent Processor Specialization".
@@ -117,15 +119,15 @@ class GraphScan(nnx.Module):
                 f"{operation}: cell must be made by dynamic.cell or dynamic.chain, got "
                 f"{type(cell).__name__}"
             )
-        h = as_integer(operation, "hidden_features", hidden_features)
+        h = integer(operation, "hidden_features", hidden_features, 1)
         if in_features is not None:
-            in_features = as_integer(operation, "in_features", in_features)
+            in_features = integer(operation, "in_features", in_features, 1)
         arguments.as_precision(operation, precision)
         self.in_features = in_features
         self.hidden_features = h
         self.cell = cell
-        self.products = as_integer(operation, "products", products)
-        self.gates = self.products if gates is None else as_integer(operation, "gates", gates)
+        self.products = integer(operation, "products", products, 1)
+        self.gates = self.products if gates is None else integer(operation, "gates", gates, 1)
         self.carry_structure: Any = jax.tree.structure(carry_like)
         if not jax.tree.leaves(carry_like):
             raise ValueError(f"{operation}: carry_like must have a leaf: the state, its last one")
