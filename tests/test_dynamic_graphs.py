@@ -94,6 +94,18 @@ def test_arrays_are_copied_and_closed():
         graphs.children[:] = 7
 
 
+def test_empty_channels():
+    """A channel has the dtype of its array, be it empty, so that all sets have forms alike."""
+    for numbers, dtype in (
+        ([], "int32"),
+        (np.zeros(0, int), "int32"),
+        (np.zeros(0, np.float32), "float32"),
+        (np.zeros(0), "float32"),
+    ):
+        graphs = Graphs.from_sequences([0, 0], input={"size": numbers})
+        assert graphs.channels == (Channel("size", "input", dtype),)
+
+
 def test_no_graphs():
     graphs = Graphs.from_arrays([0], np.zeros((0, 2), int), graph={"target": []})
     assert len(graphs) == 0 and graphs.kind_count == 1 and not graphs.any_input
@@ -176,6 +188,7 @@ BRACKETS = [
     ("(3 a)\n(2 b))", "tree 2, line 2: text outside of brackets"),
     ("(3 a)\nb", "tree 1, line 2: text outside of brackets"),
     ("(x a)", "tree 0, line 1: a label must be an integer >= 0, got 'x'"),
+    ("(1 a)\n(x\n\na)", "tree 1, line 2: a label must be an integer >= 0, got 'x'"),
     ("(-1 a)", "a label must be an integer >= 0, got '-1'"),
     ("(99999999999 a)", "a label must be an integer >= 0, got '99999999999'"),
     ("((2 a))", "a label must be an integer >= 0, got ''"),
@@ -212,6 +225,17 @@ def test_a_treebank():
 
 
 # ---- Plain Python ----
+
+
+def test_from_function_with_missing_numbers():
+    """A number that is not there is -1, though those that are have no sign."""
+
+    def build(builder, positive):
+        builder.row(builder.leaf(positive=positive, size=np.uint8(200)), builder.leaf())
+
+    graphs = Graphs.from_function(build, [True, False])
+    assert graphs.channel("positive").tolist() == [1, -1, -1, 0, -1, -1]
+    assert graphs.channel("size").tolist() == [200, -1, -1, 200, -1, -1]
 
 
 def test_from_function():
@@ -265,7 +289,7 @@ REFUSED = {
     "falling": ({"offsets": [0, 4, 3]}, "offsets must rise from 0"),
     "kind": ({"kinds": [0, -1, 0]}, r"graph 0, row 1: the kind must be in \[0, 256\), got -1"),
     "root": ({"roots": [3]}, "graph 0: root 3 is out of range, the graph has 3 rows"),
-    "roots": ({"roots": [1, 1]}, r"roots must have shape \(1\), got \(2,\)"),
+    "roots": ({"roots": [1, 1]}, r"roots must have shape \(1,\), got shape \(2,\)"),
     "input": (
         {"has_input": np.array([True, False, False])},
         "graph 0, row 0: a row without children is a leaf, and has no inputs",
@@ -273,10 +297,12 @@ REFUSED = {
     "dtype": ({"children": [[0.5]]}, "children must be integers, got float64"),
     "slots": ({"children": np.zeros((3, 0), int)}, "children must have at least one slot"),
     "range": ({"roots": [2**31]}, "roots must fit int32, got 2147483648"),
+    "below range": ({"kinds": [0, 1, -(2**40)]}, "kinds must fit int32, got -1099511627776"),
+    "flat": ({"children": [-1, 0, 1]}, r"children must have 2 dimensions, got shape \(3,\)"),
     "mask": ({"has_input": [0, 1, 1]}, r"has_input must be bool \(3,\), got int64"),
     "channel": (
         {"row": {"label": [1, 2]}},
-        r"the channel 'label' of a row must have shape \(3\), got \(2,\)",
+        r"the channel 'label' of a row must have shape \(3,\), got shape \(2,\)",
     ),
     "channels": (
         {"row": {"x": [1, 2, 3]}, "leaf": {"x": [1, 2, 3]}},
@@ -298,7 +324,7 @@ EDGES = [
     ([0, 1, 3], [0], [2], "graph 1, row 1: the child 0 is a row of another graph"),
     ([0, 3], [3], [1], "child 3 is out of range, there are 3 rows"),
     ([0, 3], [1], [-1], "parent -1 is out of range, there are 3 rows"),
-    ([0, 3], [0, 1], [1], r"parent must have shape \(2\), got \(1,\)"),
+    ([0, 3], [0, 1], [1], r"parent must have shape \(2,\), got shape \(1,\)"),
 ]
 
 
@@ -316,18 +342,24 @@ def test_other_refusals():
         Graphs.concatenate([])
     with pytest.raises(ValueError, match="lengths must be >= 0, got -1"):
         Graphs.from_sequences([2, -1])
-    with pytest.raises(ValueError, match=r"the channel 'token' of an input must have shape \(1\)"):
+    with pytest.raises(ValueError, match=r"the channel 'token' of an input must have shape \(1,\)"):
         Graphs.from_sequences([1], input={"token": [1, 2]})
     with pytest.raises(ValueError, match="words of the vocabulary must differ"):
         Graphs.from_brackets("", vocabulary=["a", "a"])
     with pytest.raises(TypeError, match="text must be a str, got bytes"):
         Graphs.from_brackets(b"(1 a)")
+    with pytest.raises(TypeError, match="vocabulary must be a sequence of str"):
+        Graphs.from_brackets("(1 a)", vocabulary="abc")
+    with pytest.raises(IndexError, match=r"ids must have 1 dimension, got shape \(1, 2\)"):
+        one[[[0, 0]]]
     with pytest.raises(ValueError, match="place must be one of"):
         one.with_channel("x", "tree", [1])
     with pytest.raises(KeyError, match="no channel 'word'; there are: 'token'"):
         one.channel("word")
     with pytest.raises(ValueError, match="a row has at least one child"):
         Graphs.from_function(lambda builder, _: builder.row(), [0])
+    with pytest.raises(TypeError, match=r"GraphBuilder\.row: child must be an integer, got 0\.5"):
+        Graphs.from_function(lambda builder, _: builder.row(0.5), [0])
     with pytest.raises(ValueError, match="there is no row 0 yet, only 0"):
         Graphs.from_function(lambda builder, _: builder.row(0), [0])
     with pytest.raises(ValueError, match="2 children are more than the 1 slots of a row"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import os
 import pathlib
 
@@ -14,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_graphs import graph_sets, recursion, rows_of
 
-from jaxsparse.dynamic import Channel, Form, Graphs, Layout, Script, pack, reference, stack
+from jaxsparse import _ffi
+from jaxsparse.dynamic import Channel, Form, Graphs, Layout, pack, reference, stack
 from jaxsparse.dynamic.form import LEAST, bucket
 from jaxsparse.dynamic.packing import pack_numpy
 
@@ -188,11 +190,22 @@ def test_refused_batches(packer):
         ([0], {"form": dataclasses.replace(form, width=4)}, r"forms differ in width \(4 and 8\)"),
         ([0], {"form": dataclasses.replace(form, channels=())}, "forms differ in channels"),
         ([0], {"layout": Layout(slots=1)}, "up to 2 children, more than the 1 slots"),
+        ([0], {"layout": 8}, "layout must be a dynamic.Layout, got int"),
+        ([0], {"form": layout}, "form must be a dynamic.Form, got Layout"),
     ]:
         with pytest.raises((TypeError, ValueError), match=f"^dynamic.pack.*: .*{message}"):
             packer(TREES, ids, **({"layout": layout} | options))
+    with pytest.raises(TypeError, match=r"graphs must be a dynamic\.Graphs, got str"):
+        packer("(3 a)", [0], layout)
     with pytest.raises(ValueError, match="batch 1 has 2 tiles, the form has room for 1"):
         pack(TREES, [[2], [1]], layout, form=dataclasses.replace(small, leaves=20))
+
+
+def test_the_packer_refuses_what_is_no_set_of_graphs():
+    """Of another library, say: its pointer is of something else."""
+    sizes = {"width": 8, "slots": 2, "groups": 1, "kinds": 1, "room": None}
+    with pytest.raises(ValueError, match="incorrect name"):
+        _ffi.pack_graphs(datetime.datetime_CAPI, np.zeros((1, 1), np.int64), **sizes)
 
 
 # ---- Sizes ----
@@ -222,18 +235,22 @@ def test_few_forms():
 def test_forms():
     form = pack(TREES, [0], Layout()).form
     assert Form.from_json(form.to_json()) == form
+    wide = pack(TREES, [0], Layout(width=np.int64(9))).form  # which JSON would not take
+    assert Form.from_json(wide.to_json()) == wide
     assert form.words % 32 == 0 and form.record_words == 32
     with pytest.raises(ValueError, match=r"Form\.covering: forms differ in width"):
         Form.covering([form, dataclasses.replace(form, width=2)])
     with pytest.raises(ValueError, match="needs at least one form"):
         Form.covering([])
-    with pytest.raises(KeyError, match=r"no channel 'x' of a leaf or a row; .* 'word' \(leaf\)"):
+    with pytest.raises(KeyError, match=r"no channel 'x' of a leaf or of a row; .* 'word' \(leaf\)"):
         form.channel("x", "leaf", "row")
     one, other = pack(TREES, [0], Layout()), pack(TREES, [0, 1], Layout())
     with pytest.raises(ValueError, match="scripts 0 and 1: forms differ in graphs"):
         stack([one, other])
     with pytest.raises(ValueError, match="needs at least one script"):
         stack([])
+    with pytest.raises(TypeError, match=r"scripts\[1\] must be a dynamic.Script, got Form"):
+        stack([one, form])
 
 
 def test_layouts():
@@ -241,101 +258,6 @@ def test_layouts():
     assert Layout.plain(3, slots=1) == Layout(8, 1, 1)
     with pytest.raises(ValueError, match=r"dynamic\.Layout: width must be >= 1, got 0"):
         Layout(width=0)
-
-
-# ---- Damaged scripts ----
-
-
-def damaged(place, value):
-    script = pack(TREES, [0, 1], Layout())
-    words = script.words.copy()
-    words[place] = value
-    return Script(words, script.form)
-
-
-FORM = pack(TREES, [0, 1], Layout()).form
-RECORD, ROOT = FORM.records_offset, FORM.roots_offset
-WORDS = FORM.channel_offset(FORM.channel("word", "leaf"))
-TARGETS = FORM.channel_offset(FORM.channel("target", "graph"))
-DAMAGE = [
-    (0, 9, "version 9 of scripts"),
-    (5, 9, "the header says 9 leaves, the form 8"),
-    (1, 9, "9 leaves are used, of 8"),
-    (FORM.group_tiles_offset + 1, 1, "group_tiles must rise from 0 to the 2 used tiles"),
-    (RECORD, 1, "tile 0: no such kind, got 1"),
-    (RECORD + 1, -1, "tile 0: wait is not the nearest tile with a parent, got -1"),
-    (RECORD + 2, -2, "tile 0, lane 0, slot 0: a source must be a row or -1, got -2"),
-    (RECORD + 2, 7, "tile 0, lane 0, slot 0: no leaf that is used, got 7"),
-    (RECORD + 3, 9, "tile 0, lane 0, slot 1: a source must be a leaf or a row of tiles of the"),
-    (RECORD + 32 + 2, 16, "tile 1, lane 0, slot 0: a source must be a leaf or a row of tiles"),
-    (RECORD + 32 + 2, 15, "tile 1, lane 0, slot 0: a source must be no padding, got 15"),
-    (RECORD + 18, 0, "tile 0, lane 0: no row of inputs, or -1, got 0"),
-    (ROOT, 15, "graph 0: the root must be a row that is used, got 15"),
-    (ROOT, 99, "graph 0: the root must be a row that is used, got 99"),
-    (WORDS + 7, 5, "channel 'word': entry 7 of padding must be empty, got 5"),
-]
-
-
-@pytest.mark.parametrize(("place", "value", "message"), DAMAGE, ids=[m for _, _, m in DAMAGE])
-def test_damaged_scripts(place, value, message):
-    with pytest.raises(ValueError, match=f"^Script.verify: {message}"):
-        damaged(place, value).verify()
-
-
-def test_damaged_scripts_of_several_groups():
-    graphs = Graphs.from_sequences([2, 2])
-    script = pack(graphs, [0, 1], Layout(slots=1, groups=2))
-    words = script.words.copy()
-    second = script.form.records_offset + 3 * script.form.record_words + 2
-    assert words[second] == script.form.leaves + 2 * 8
-    words[second] -= 16  # a row of the other group
-    with pytest.raises(ValueError, match=r"tile 3, lane 0, slot 0: .* of the same group"):
-        Script(words, script.form).verify()
-    with pytest.raises(reference.RuleBroken, match="tile 3: a source is of another group"):
-        reference.run(Script(words, script.form), lambda *_: [np.zeros(1)], [np.zeros(8)])
-    with pytest.raises(ValueError, match=r"words must be int32 \(\.\.\., \d+\), got int64"):
-        Script(script.words.astype(np.int64), script.form).verify()
-    with pytest.raises(ValueError, match=r"Script.verify: script \(1,\): version 0"):
-        stack([script, Script(np.zeros_like(words), script.form)]).verify()
-    with pytest.raises(ValueError, match="needs a concrete script, got a traced one"):
-        jax.eval_shape(lambda s: s.verify().words, script)
-
-
-@pytest.mark.parametrize(
-    ("place", "value", "message"),
-    [
-        (RECORD + 32 + 2, 16, "tile 1: a source is not ready"),
-        (RECORD + 2, 99, "tile 0: a source is out of range"),
-        (RECORD, 1, "tile 0: no kind 1"),
-        (RECORD + 1, -1, "tile 0: must wait for tile 1"),
-    ],
-)
-def test_the_machine_refuses_damaged_scripts(place, value, message):
-    script = damaged(place, value)
-    with pytest.raises(reference.RuleBroken, match=message):
-        reference.run_backwards(
-            script, lambda _, sums, x: [sums, sums], [np.zeros(script.form.rows)]
-        )
-
-
-@settings(max_examples=60, deadline=None)
-@given(graph_sets(), st.data())
-def test_the_machine_runs_what_is_verified(problem, data):
-    """Any word of a script may be another one: what verify lets pass, both directions can run."""
-    graphs, layout, _ = problem
-    script = pack(graphs, np.arange(len(graphs)), layout)
-    form, words = script.form, script.words.copy()
-    place = data.draw(st.integers(0, form.roots_offset - 1))
-    words[place] = data.draw(st.integers(-2, form.rows + 1))
-    spoilt = Script(words, form)
-    try:
-        spoilt.verify()
-    except ValueError:
-        return
-    ones = np.ones(form.rows)
-    reference.run(spoilt, lambda kind, children, x: [children[0][0]], [ones[: form.leaves]])
-    slots = range(form.slots)
-    reference.run_backwards(spoilt, lambda kind, sums, x: [sums for _ in slots], [ones])
 
 
 # ---- What programs read ----
@@ -400,6 +322,10 @@ def test_refused_values():
         script.roots(np.zeros((7, 2)), np.zeros((16, 2)))
     with pytest.raises(ValueError, match=r"roots: h must have 16 rows, got shape \(8, 2\)"):
         script.roots(np.zeros((8, 2)), np.zeros((8, 2)))
+    with pytest.raises(ValueError, match=r"roots: carry must have 8 rows, got shape \(\)"):
+        script.roots([1.0], [2.0])  # a pytree
+    with pytest.raises(ValueError, match=r"roots: rows .* one shape, got \(2,\) and \(3,\)"):
+        script.roots(np.zeros((8, 2)), np.zeros((16, 3)))
     with pytest.raises(ValueError, match=r"'label' of a row has 24 entries, values have .*\(8,\)"):
         script.mean(np.zeros(8), "label")
     with pytest.raises(ValueError, match=r"in_input_order: h must have 16 rows, got shape \(8,\)"):

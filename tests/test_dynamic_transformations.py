@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -14,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 from recurrent_problems import compiled
 
 from jaxsparse import EXPORT_DISABLED_CHECKS, H200, dynamic, explain
+from jaxsparse.dynamic.explained import ScriptSummary
 from jaxsparse.dynamic.primitive import dynamic_scan_p
 from jaxsparse.dynamic.primitive.plain import plain_scan
 from jaxsparse.primitive import equations
@@ -197,5 +199,12 @@ def test_explain():
     used = scripts[1].sources[:3]
     rows = int((used >= 0).any(-1).sum())
     assert (summary.rows, summary.tiles, summary.fill) == (rows, 3, rows / 9)
-    assert 1 <= summary.levels <= 3
     assert "from the roots" in str(backward)
+
+
+def test_what_a_script_holds():
+    """Levels are those of the deepest graph, though tiles of its group come behind others."""
+    sequences = dynamic.Graphs.from_sequences([4, 3, 0])
+    layout = dynamic.Layout(width=2, groups=2, slots=1)
+    summary = ScriptSummary.of(dynamic.pack(sequences, [1, 0, 2], layout))
+    assert dataclasses.astuple(summary) == (3, 3, 7, 4, 7, 0.5)

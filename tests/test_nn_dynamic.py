@@ -252,10 +252,27 @@ def test_errors():
         "leaf_inputs must be": lambda: layer(script, x[:1]),
         "both leaf_inputs": lambda: layer(script, x, initial_carry=(first, first)),
         "initial_carry must have the structure": lambda: layer(script, initial_carry=first),
+        "initial_carry must have the structure .*, got": lambda: layer(script, initial_carry=()),
+        r"initial_carry must be \(8, 4\), got shape \(1, 4\)": lambda: layer(
+            script, initial_carry=(first[:1], first)
+        ),
+        "initial_carry must have at least 2 dim": lambda: layer(
+            script, initial_carry=(first, first[0])
+        ),
+        "carry_like must have a leaf": lambda: GraphScan(
+            3, 4, dynamic.tree_lstm(2), products=5, carry_like=(), rngs=rngs
+        ),
+        "the cell LSTM fails with 4 gates": lambda: GraphScan(
+            3, 4, dynamic.chain(recurrent.LSTM), products=4, rngs=rngs
+        )(script, x),
         "TreeLSTM: script must be": lambda: layer(x),
         "has no in_features": lambda: TreeLSTM(None, 4, rngs=rngs)(script, x),
         "dense_h must map": lambda: replaced(nnx.Linear(4, 20, rngs=rngs))(script, x),
         "dense_h must be": lambda: replaced(nnx.LayerNorm(4, rngs=rngs))(script, x),
+        "in_features must be >= 1": lambda: TreeLSTM(0, 4, rngs=rngs),
+        "gates must be >= 1": lambda: GraphScan(
+            3, 4, dynamic.tree_lstm(2), products=5, gates=0, rngs=rngs
+        ),
         "cell must be made by": lambda: GraphScan(3, 4, recurrent.GRU, products=3, rngs=rngs),
         "dropout must be a rate": lambda: TreeLSTM(3, 4, dropout=1.5, rngs=rngs),
         "carry_dropout must be": lambda: TreeLSTM(3, 4, carry_dropout="no", rngs=rngs),

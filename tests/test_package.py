@@ -85,10 +85,11 @@ def test_public_names_are_documented(name, value):
 
 def test_operations_and_classes_have_examples():
     finder = doctest.DocTestFinder(exclude_empty=True)
-    for name in jaxsparse.__all__:
-        value = getattr(jaxsparse, name)
-        if callable(value):
-            assert any(test.examples for test in finder.find(value, name)), name
+    for module in jaxsparse, jaxsparse.dynamic:
+        for name in module.__all__:
+            value = getattr(module, name)
+            if callable(value):
+                assert any(test.examples for test in finder.find(value, name)), name
 
 
 def test_public_names():

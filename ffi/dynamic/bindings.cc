@@ -45,6 +45,8 @@ nb::object ToNumpy(std::vector<T> values) {
 
 // The arrays of a set of graphs, which live as long as this, and their levels.
 struct PackableGraphs {
+  static constexpr char kName[] = "jaxsparse.PackableGraphs";  // of their capsules
+
   Vector<int64_t> offsets;
   Matrix children;
   Vector<int32_t> kinds, roots;
@@ -94,7 +96,7 @@ nb::tuple MakeGraphs(Vector<int64_t> offsets, Matrix children, Vector<int32_t> k
   if (!levels) throw nb::value_error(error.c_str());
   graphs->levels = *std::move(levels);
   nb::object found = ToNumpy(graphs->levels.levels);
-  nb::capsule capsule(graphs.release(),
+  nb::capsule capsule(graphs.release(), PackableGraphs::kName,
                       [](void* p) noexcept { delete static_cast<PackableGraphs*>(p); });
   return nb::make_tuple(capsule, found);
 }
@@ -133,12 +135,13 @@ bool PackAll(const PackableGraphs& graphs, const Batches& batches, int64_t width
     *form = i == 0 ? rounded : Covering(*form, rounded);
     form->kinds = kinds;
   }
-  const int64_t script_words = WordsOf(*form, graphs.arrays.channels);
-  if (script_words > std::numeric_limits<int32_t>::max() ||
-      form->Rows() > std::numeric_limits<int32_t>::max()) {
+  // Rows first: words are counted in 64 bits, of which so many tiles would take more.
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  if (form->Rows() > kMost || WordsOf(*form, graphs.arrays.channels) > kMost) {
     *error = "a script would have more than 2**31 - 1 words or rows";
     return false;
   }
+  const int64_t script_words = WordsOf(*form, graphs.arrays.channels);
   *words = AllocateWords(script_words * static_cast<int64_t>(count));
   for (size_t i = 0; i < count; ++i) packers[i].Write(*form, words->get() + i * script_words);
   return true;
@@ -147,7 +150,7 @@ bool PackAll(const PackableGraphs& graphs, const Batches& batches, int64_t width
 // ((leaves, tiles, graphs, inputs) of the form, int32 (batches, words)), or a ValueError.
 nb::tuple PackGraphs(nb::capsule capsule, Batches batches, int64_t width, int64_t slots,
                      int64_t groups, int64_t kinds, const std::optional<Room>& room) {
-  const auto& graphs = *static_cast<const PackableGraphs*>(capsule.data());
+  const auto& graphs = *static_cast<const PackableGraphs*>(capsule.data(PackableGraphs::kName));
   constexpr int64_t kMost = 1 << 20;  // so that no product of sizes overflows
   if (std::min({width, slots, groups, kinds}) < 1 || std::max({width, slots, groups}) > kMost ||
       slots < graphs.arrays.slots || kinds < graphs.levels.kinds || batches.shape(0) < 1) {

@@ -27,7 +27,7 @@ class BracketParser {
   }
 
   std::optional<BracketTrees> Parse(std::string* error) {
-    for (SkipSpace(); at_ < text_.size() && fault_.empty(); SkipSpace()) {
+    for (SkipSpace(); at_ < text_.size(); SkipSpace()) {
       if (text_[at_] == '(') {
         Open();
       } else if (open_.empty()) {
@@ -37,6 +37,7 @@ class BracketParser {
       } else {
         TakeWord();
       }
+      if (!fault_.empty()) break;  // before white space, which may end the line that is named
     }
     if (fault_.empty() && !open_.empty()) fault_ = "a bracket is not closed";
     if (fault_.empty()) return std::move(trees_);

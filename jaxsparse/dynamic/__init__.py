@@ -1,4 +1,4 @@
-"""Dynamic networks: one cell over any graph, every graph its own."""
+"""Dynamic networks: a cell runs over graphs that differ for each example."""
 
 from jaxsparse.dynamic.cells import Cell, cell, chain, tree_lstm
 from jaxsparse.dynamic.form import Channel, Form

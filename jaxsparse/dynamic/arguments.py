@@ -63,7 +63,8 @@ def checked_arguments(
     if max(taken) != form.slots:
         raise ValueError(
             f"{OPERATION}: the cell takes {max(taken)} children, the script's rows have "
-            f"{form.slots}: dynamic.cell(children={form.slots}), or graphs of other rows"
+            f"{form.slots} slots: they must be equal, by dynamic.cell(children={form.slots}) or "
+            f"dynamic.Layout(slots={max(taken)})"
         )
     kinds = []
     for i, (c, w, b) in enumerate(zip(cells, every_weights, biases, strict=True)):

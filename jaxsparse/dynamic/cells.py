@@ -27,6 +27,9 @@ class Cell:
     """A cell, and of how many children it takes the carries; `cell` and `chain` make them.
 
     Equal ones, of the same function, are compiled once.
+
+    >>> tree_lstm(2).children
+    2
     """
 
     function: Function
@@ -126,6 +129,10 @@ def tree_lstm(children: int) -> Cell:
 
     Args:
         children: K.
+
+    Raises:
+        TypeError: if ``children`` is no integer.
+        ValueError: if it is not positive.
 
     Source: Tai et al. 2015, "Improved Semantic Representations From Tree-Structured Long
     Short-Term Memory Networks": the N-ary Tree-LSTM, and by weights of another form the child-sum

@@ -45,6 +45,10 @@ class Channel:
         place: what has a number each: "leaf", "row" (leaves and computed rows), "input" (computed
             rows that have inputs), or "graph".
         dtype: "int32", which is -1 where there is nothing, or "float32", which is 0 there.
+
+    >>> from jaxsparse.dynamic import Graphs
+    >>> Graphs.from_sequences([2], input={"token": [7, 8]}).channels
+    (Channel(name='token', place='input', dtype='int32'),)
     """
 
     name: str
@@ -138,7 +142,8 @@ class Form:
             if channel.name == name and channel.place in places:
                 return channel
         there = ", ".join(f"{c.name!r} ({c.place})" for c in self.channels) or "none"
-        raise KeyError(f"no channel {name!r} of a {' or a '.join(places)}; there are: {there}")
+        of = " or of ".join("an input" if place == "input" else f"a {place}" for place in places)
+        raise KeyError(f"Script: no channel {name!r} of {of}; there are: {there}")
 
     def to_json(self) -> bytes:
         """The form as text, for exported programs and files."""

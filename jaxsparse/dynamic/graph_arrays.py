@@ -20,11 +20,12 @@ def integers(
     if not np.issubdtype(array.dtype, np.integer):
         raise TypeError(f"{name}: {what} must be integers, got {array.dtype}")
     if array.ndim != ndim or size not in (None, len(array)):
-        wanted = f"({'' if size is None else size}{', ...' * (ndim > 1)})"
-        raise ValueError(f"{name}: {what} must have shape {wanted}, got {array.shape}")
+        wanted = f"shape ({size},)" if size is not None else f"{ndim} dimension{'s' * (ndim > 1)}"
+        raise ValueError(f"{name}: {what} must have {wanted}, got shape {array.shape}")
     limits = np.iinfo(dtype)
-    if array.size and (array.min() < limits.min or array.max() > limits.max):
-        raise ValueError(f"{name}: {what} must fit {np.dtype(dtype).name}, got {array.max()}")
+    for extreme in (array.min(), array.max()) if array.size else ():
+        if not limits.min <= extreme <= limits.max:
+            raise ValueError(f"{name}: {what} must fit {np.dtype(dtype).name}, got {extreme}")
     return np.array(array, dtype, order="C")
 
 
@@ -59,9 +60,10 @@ def channels(
 
 def _numbers(name: str, what: str, values: Any, size: int) -> np.ndarray:
     array = np.asarray(values)
-    if np.issubdtype(array.dtype, np.floating) and array.size:
+    is_array = hasattr(values, "dtype")  # an empty list is one of integers as well
+    if np.issubdtype(array.dtype, np.floating) and (array.size or is_array):
         if array.shape != (size,):
-            raise ValueError(f"{name}: {what} must have shape ({size},), got {array.shape}")
+            raise ValueError(f"{name}: {what} must have shape ({size},), got shape {array.shape}")
         return np.array(array, np.float32)
     return integers(
         name, what, array.astype(np.int32) if array.dtype == bool else array, 1, size=size

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxsparse.integers import integer
+
 Numbers = dict[str, float]
 
 
@@ -15,6 +17,11 @@ class GraphBuilder:
 
     Attributes:
         root: the row that stands for the graph; None is the last one that was added.
+
+    >>> builder = GraphBuilder()
+    >>> left, right = builder.leaf(word=3), builder.leaf(word=5)
+    >>> builder.row(left, right, label=1)
+    2
     """
 
     def __init__(self) -> None:
@@ -45,13 +52,18 @@ class GraphBuilder:
             channels: numbers of the row. A name that leaves have, too, is a channel of all rows.
 
         Raises:
+            TypeError: if a child or the kind is no integer.
             ValueError: if there is no child, or one was not added before.
         """
-        rows = tuple(-1 if child is None else child for child in children)
+        name = "GraphBuilder.row"
+        rows = tuple(
+            -1 if child is None else integer(name, "child", child, 0) for child in children
+        )
+        kind = integer(name, "kind", kind, 0)
         if not any(child >= 0 for child in rows):
             raise ValueError("GraphBuilder.row: a row has at least one child")
         for child in rows:
-            if not -1 <= child < len(self._children):
+            if child >= len(self._children):
                 raise ValueError(
                     f"GraphBuilder.row: there is no row {child} yet, only {len(self._children)}"
                 )
@@ -96,7 +108,7 @@ def build(
     return {
         "offsets": np.cumsum([0, *(len(b._children) for b in builders)]),
         "children": table,
-        "kinds": np.array([kind for b in builders for kind in b._kinds], np.int32),
+        "kinds": np.array([kind for b in builders for kind in b._kinds], np.int64),
         "roots": [len(b._children) - 1 if b.root is None else b.root for b in builders],
         "has_input": np.array([numbers is not None for numbers in inputs], bool),
         "leaf": _columns(named, of_all - of_rows),
@@ -113,6 +125,8 @@ def _columns(entries: list[Numbers], names: set[str] | None = None) -> dict[str,
     columns = {}
     for name in sorted(names):
         given = np.array([numbers[name] for numbers in entries if name in numbers])
+        if given.dtype.kind in "bu":  # which have no -1
+            given = given.astype(np.int64)
         column = np.full(len(entries), 0 if given.dtype.kind == "f" else -1, given.dtype)
         column[[name in numbers for numbers in entries]] = given
         columns[name] = column

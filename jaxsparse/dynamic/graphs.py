@@ -177,6 +177,8 @@ class Graphs:
         if not isinstance(text, str):
             raise TypeError(f"Graphs.from_brackets: text must be a str, got {type(text).__name__}")
         known = [] if vocabulary is None else list(vocabulary)
+        if isinstance(vocabulary, str) or not all(isinstance(word, str) for word in known):
+            raise TypeError("Graphs.from_brackets: vocabulary must be a sequence of str")
         if len(set(known)) < len(known):
             raise ValueError("Graphs.from_brackets: words of the vocabulary must differ")
         try:
@@ -410,6 +412,8 @@ class Graphs:
     def __getitem__(self, ids: Any) -> Graphs:
         """The chosen graphs, by numbers, a slice or bools; one number is a set of one graph."""
         ids = np.atleast_1d(np.arange(len(self))[ids])
+        if ids.ndim > 1:
+            raise IndexError(f"Graphs: ids must have 1 dimension, got shape {ids.shape}")
         lengths = self.lengths[ids]
         offsets = np.append(0, np.cumsum(lengths))
         rows = np.arange(offsets[-1]) + np.repeat(self.offsets[ids] - offsets[:-1], lengths)

@@ -11,7 +11,8 @@ from jaxsparse.device import Device, present_device
 from jaxsparse.dynamic.plan import TILE_ROWS, NoPlan, ScanForm, make_plan
 from jaxsparse.integers import integer
 
-# Rows of a tile on a CPU. Its product binds from there on, and wider tiles are more padding.
+# Rows of a tile on a CPU. From 32 on a tile takes the time of its product: wider ones save nothing,
+# and have more padding.
 _NARROWEST, _WIDEST = 8, 32
 
 
@@ -26,7 +27,8 @@ class Layout:
         slots: K, children that a row of the cell takes.
 
     Raises:
-        TypeError, ValueError: unless all are integers >= 1.
+        TypeError: unless all are integers.
+        ValueError: unless all are at least 1 and below 2**20.
     """
 
     width: int = 8
@@ -35,7 +37,8 @@ class Layout:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            integer("dynamic.Layout", field.name, getattr(self, field.name), 1, 2**20)
+            size = integer("dynamic.Layout", field.name, getattr(self, field.name), 1, 2**20)
+            object.__setattr__(self, field.name, size)  # an int, which forms can write as JSON
 
     @classmethod
     def plain(cls, batch: int, slots: int = 2) -> Layout:

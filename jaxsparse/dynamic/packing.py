@@ -40,7 +40,7 @@ def pack(graphs: Graphs, ids: Any, layout: Layout, *, form: Form | None = None) 
         A script whose words are an array of NumPy.
 
     Raises:
-        TypeError: if ids are no integers.
+        TypeError: if ids are no integers, or ``graphs``, ``layout`` or ``form`` are something else.
         ValueError: if ids are out of range, rows have more children than the layout has slots, or
             ``form`` is not of this layout and these graphs, or has no room.
 
@@ -131,6 +131,14 @@ def _batches(graphs: Graphs, ids: Any) -> np.ndarray:
 
 def _check(graphs: Graphs, layout: Layout, form: Form | None) -> int:
     """The kinds of the script's form, once graphs, layout and form are found to go together."""
+    expected: list[tuple[str, Any, type]] = [("graphs", graphs, Graphs), ("layout", layout, Layout)]
+    if form is not None:
+        expected.append(("form", form, Form))
+    for name, given, cls in expected:
+        if not isinstance(given, cls):
+            raise TypeError(
+                f"dynamic.pack: {name} must be a dynamic.{cls.__name__}, got {type(given).__name__}"
+            )
     if graphs.slots > layout.slots:
         raise ValueError(
             f"dynamic.pack: rows of the graphs have up to {graphs.slots} children, more than the "

@@ -93,7 +93,12 @@ class _Scripts:
 
 
 class Prefetch(Iterator[Script]):
-    """Scripts that come ahead; see `prefetch`, which makes them."""
+    """Scripts that come ahead; see `prefetch`, which makes them.
+
+    >>> with prefetch(Graphs.from_sequences([3, 1]), [[0], [1]], Layout(slots=1)) as scripts:
+    ...     print(len(scripts), next(scripts))
+    2 Script(graphs=1, leaves=8, tiles=3, width=8, groups=1)
+    """
 
     def __init__(self, scripts: _Scripts, length: int | None, depth: int):
         self._scripts, self._length, self._depth = scripts, length, depth

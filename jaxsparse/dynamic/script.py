@@ -133,14 +133,20 @@ class Script:
         leaves, computed, root = self.form.leaves, self.form.computed, self.root_rows
 
         def choose(carry: Any, h: Any) -> Any:
+            carry, h = jnp.asarray(carry), jnp.asarray(h)
             for name, x, rows in ("carry", carry, leaves), ("h", h, computed):
                 if not x.ndim or x.shape[0] != rows:
                     raise ValueError(
                         f"Script.roots: {name} must have {rows} rows, got shape {x.shape}"
                     )
+            if carry.shape[1:] != h.shape[1:]:
+                raise ValueError(
+                    f"Script.roots: rows of carry and h must have one shape, got {carry.shape[1:]} "
+                    f"and {h.shape[1:]}"
+                )
             # A number below 0 would count from the end.
-            of_leaf = jnp.asarray(carry).at[jnp.where(root < 0, leaves, root)]
-            of_tile = jnp.asarray(h).at[jnp.where(root < leaves, computed, root - leaves)]
+            of_leaf = carry.at[jnp.where(root < 0, leaves, root)]
+            of_tile = h.at[jnp.where(root < leaves, computed, root - leaves)]
             is_leaf = (root < leaves).reshape(-1, *[1] * (carry.ndim - 1))
             given = of_leaf.get(mode="fill", fill_value=0)
             return jnp.where(is_leaf, given, of_tile.get(mode="fill", fill_value=0))
@@ -163,31 +169,47 @@ class Script:
         place = jnp.where(place < 0, self.form.inputs, place)  # dropped
 
         def order(h: Any) -> Any:
+            h = jnp.asarray(h)
             if not h.ndim or h.shape[0] != self.form.computed:
                 raise ValueError(
                     f"Script.in_input_order: h must have {self.form.computed} rows, "
                     f"got shape {h.shape}"
                 )
-            h = jnp.asarray(h)
             rows = jnp.zeros((self.form.inputs, *h.shape[1:]), h.dtype)
             return rows.at[place].set(h, mode="drop")
 
         return jax.tree.map(order, h)
 
     def leaf(self, name: str) -> Any:
-        """``(leaves,)``: a channel of leaves, or what one of rows has for them."""
+        """``(leaves,)``: a channel of leaves, or what one of rows has for them.
+
+        Raises:
+            KeyError: if there is none of this name.
+        """
         return self._channel(self.form.channel(name, "leaf", "row"))[..., : self.form.leaves]
 
     def row(self, name: str) -> Any:
-        """``(leaves + tiles * width,)``: a channel of all rows, leaves first."""
+        """``(leaves + tiles * width,)``: a channel of all rows, leaves first.
+
+        Raises:
+            KeyError: if there is none of this name.
+        """
         return self._channel(self.form.channel(name, "row"))
 
     def input(self, name: str) -> Any:
-        """``(inputs,)``: a channel of rows that have inputs, in the order of ``xs``."""
+        """``(inputs,)``: a channel of rows that have inputs, in the order of ``xs``.
+
+        Raises:
+            KeyError: if there is none of this name.
+        """
         return self._channel(self.form.channel(name, "input"))
 
     def graph(self, name: str) -> Any:
-        """``(graphs,)``: a channel of graphs."""
+        """``(graphs,)``: a channel of graphs.
+
+        Raises:
+            KeyError: if there is none of this name.
+        """
         return self._channel(self.form.channel(name, "graph"))
 
     def _channel(self, channel: Channel) -> Any:
@@ -211,6 +233,12 @@ class Script:
         Raises:
             KeyError: if there is no such channel.
             ValueError: for another number of values, and if this is a batch of scripts.
+
+        >>> from jaxsparse.dynamic import Graphs, Layout, pack
+        >>> graphs = Graphs.from_sequences([3], input={"token": [4, -1, 6]})
+        >>> script = pack(graphs, [0], Layout(slots=1))
+        >>> script.mean(np.arange(8.0), "token")  # of the first number and the third one
+        Array(1., dtype=float32)
         """
         self._check_one("mean")
         found = self.form.channel(channel, "row", "leaf", "input", "graph")
@@ -262,6 +290,7 @@ def stack(scripts: Sequence[Script]) -> Script:
     """Several scripts of one form as one, for ``jax.lax.scan``, ``jax.vmap`` or several devices.
 
     Raises:
+        TypeError: if one is no script.
         ValueError: if there are none, or their forms differ; ``pack(..., form=)`` makes scripts of
             a given one, `Form.covering` says which has room for all.
 
@@ -273,6 +302,11 @@ def stack(scripts: Sequence[Script]) -> Script:
     scripts = list(scripts)
     if not scripts:
         raise ValueError("dynamic.stack: needs at least one script")
+    for i, script in enumerate(scripts):
+        if not isinstance(script, Script):
+            raise TypeError(
+                f"dynamic.stack: scripts[{i}] must be a dynamic.Script, got {type(script).__name__}"
+            )
     form = scripts[0].form
     for i, script in enumerate(scripts):
         if script.form != form:

@@ -79,12 +79,15 @@ def _refuse(bad: np.ndarray, values: np.ndarray, what: str) -> None:
 
 def _verify_tiles(script: Script) -> None:
     form = script.form
-    used, sources, x_rows = script.used_tiles, script.sources, script.x_rows
+    sources, x_rows = script.sources, script.x_rows
     tile = np.arange(form.tiles)[:, None, None]
     empty = (sources < 0).all(-1)
+    is_used = np.arange(form.tiles) < script.used_tiles
+    rows = (~empty).sum(-1)
     _refuse((script.kinds < 0) | (script.kinds >= form.kinds), script.kinds, "no such kind")
+    _refuse(~is_used & (script.kinds != 0), script.kinds, "tiles that are not used have kind 0")
     _refuse(sources < -1, sources, "a source must be a row or -1")
-    _refuse((tile >= used) & (sources != -1), sources, "tiles that are not used have no sources")
+    _refuse(~is_used[tile] & (sources != -1), sources, "tiles that are not used have no sources")
     _refuse(
         (sources < form.leaves) & (sources >= script.used_leaves), sources, "no leaf that is used"
     )
@@ -102,6 +105,10 @@ def _verify_tiles(script: Script) -> None:
         _refuse(computed & empty.reshape(-1)[child], sources, "a source must be no padding")
     _refuse((x_rows < -1) | (x_rows >= script.used_inputs), x_rows, "no row of inputs, or -1")
     _refuse(empty & (x_rows != -1), x_rows, "padding has no row of inputs")
+    again = x_rows >= 0
+    again.flat[np.unique(x_rows, return_index=True)[1]] = False
+    _refuse(again, x_rows, "a row of inputs must be that of one row alone")
+    _refuse(is_used & (rows == 0), rows, "a tile that is used must have rows")
     waits = nearest_parents(sources, form.leaves)
     _refuse(script.waits != waits, script.waits, "wait is not the nearest tile with a parent")
 

@@ -14,8 +14,11 @@ from flax.nnx.nn import dtypes
 from jaxsparse import dynamic
 from jaxsparse.csr import CSR
 from jaxsparse.dynamic.arguments import check_script
+from jaxsparse.dynamic.cell_checks import checked_step
+from jaxsparse.dynamic.step import KindOfCell
+from jaxsparse.integers import integer
 from jaxsparse.nn.cells import check_product, make_layer, orthogonal
-from jaxsparse.nn.linear import Initializer, SparseLinear, as_integer, check_call
+from jaxsparse.nn.linear import Initializer, SparseLinear, check_call
 from jaxsparse.nn.recurrent import Rngs
 from jaxsparse.nn.stack import as_dropout
 from jaxsparse.ops import arguments
@@ -66,7 +69,8 @@ class GraphScan(nnx.Module):
 
     Raises:
         TypeError: if the cell is none, a size no integer, or a dropout neither a rate nor a layer.
-        ValueError: for options as `SparseLinear`, and rates outside of [0, 1).
+        ValueError: for sizes below 1, a carry without leaves, options as `SparseLinear`, and rates
+            outside of [0, 1).
 
     Method: Khorasani et al. 2018, "In-Register Parameter Caching for Dynamic Neural Nets with
     Virtual Persistent Processor Specialization".
@@ -115,16 +119,18 @@ class GraphScan(nnx.Module):
                 f"{operation}: cell must be made by dynamic.cell or dynamic.chain, got "
                 f"{type(cell).__name__}"
             )
-        h = as_integer(operation, "hidden_features", hidden_features)
+        h = integer(operation, "hidden_features", hidden_features, 1)
         if in_features is not None:
-            in_features = as_integer(operation, "in_features", in_features)
+            in_features = integer(operation, "in_features", in_features, 1)
         arguments.as_precision(operation, precision)
         self.in_features = in_features
         self.hidden_features = h
         self.cell = cell
-        self.products = as_integer(operation, "products", products)
-        self.gates = self.products if gates is None else as_integer(operation, "gates", gates)
+        self.products = integer(operation, "products", products, 1)
+        self.gates = self.products if gates is None else integer(operation, "gates", gates, 1)
         self.carry_structure: Any = jax.tree.structure(carry_like)
+        if not jax.tree.leaves(carry_like):
+            raise ValueError(f"{operation}: carry_like must have a leaf: the state, its last one")
         self.dtype = dtype
         self.param_dtype = param_dtype
         self.promote_dtype = promote_dtype
@@ -210,16 +216,18 @@ class GraphScan(nnx.Module):
             ``return_carry`` also the carries, a pytree of ``(rows, h)``.
 
         Raises:
-            TypeError: for operands that are no arrays or not of a floating dtype, and a script or
-                layers that are none.
+            TypeError: for operands that are no arrays, a carry of another structure or not of a
+                floating dtype, and a script or layers that are none.
             ValueError: for shapes that don't fit, inputs of a layer without ``dense_i``, both
                 ``leaf_inputs`` and ``initial_carry``, and as `dynamic.scan`.
         """
         operation = type(self).__name__
         script = check_script(operation, script)
         self._check_layers(operation)
-        if initial_carry is not None and leaf_inputs is not None:
-            raise ValueError(f"{operation}: got both leaf_inputs and initial_carry")
+        if initial_carry is not None:
+            if leaf_inputs is not None:
+                raise ValueError(f"{operation}: got both leaf_inputs and initial_carry")
+            self._check_carry(operation, initial_carry, script.form.leaves)
         drop = {"deterministic": deterministic, "rngs": rngs}
         is_leaf = jnp.arange(script.form.leaves) < script.used_leaves
         has_input = jnp.arange(script.form.inputs) < script.used_inputs
@@ -240,7 +248,7 @@ class GraphScan(nnx.Module):
             carry = self._leaf_carry(script.form.leaves, of_leaves, bias, dtype)
         else:
             *others, _ = jax.tree.leaves(initial_carry)
-            carry = self._as_carry(operation, initial_carry, [*others, state])
+            carry = jax.tree.unflatten(self.carry_structure, [*others, state])
         if self.carry_dropout is not None:
             carry = jax.tree.map(lambda x: self.carry_dropout(x, **drop), carry)
         carry = jax.tree.map(lambda x: jnp.where(is_leaf[:, None], x, 0), carry)
@@ -290,18 +298,28 @@ class GraphScan(nnx.Module):
             if bias is not None:
                 parts = jnp.split(bias.astype(wide), self.products)
                 r = tuple(jnp.broadcast_to(b, zero.shape) for b in parts)
-            carry = self.cell(gates, r, (carry,) * self.cell.children)
+            kind = KindOfCell(self.cell, self.gates, self.products, bias is not None)
+            children = self.cell.children
+            checked_step((kind,), children, self.carry_structure, (False,) * count)
+            carry = self.cell(gates, r, (carry,) * children)
         *others, state = jax.tree.leaves(carry)
         others = [c.astype(self.param_dtype) for c in others]
         return jax.tree.unflatten(self.carry_structure, [*others, state.astype(dtype)])
 
-    def _as_carry(self, operation: str, carry: Any, leaves: list[Any]) -> Any:
+    def _check_carry(self, operation: str, carry: Any, leaves: int) -> None:
+        """Raises TypeError or ValueError unless a carry is one of so many leaves."""
         if jax.tree.structure(carry) != self.carry_structure:
             raise TypeError(
                 f"{operation}: initial_carry must have the structure {self.carry_structure}, got "
                 f"{jax.tree.structure(carry)}"
             )
-        return jax.tree.unflatten(self.carry_structure, leaves)
+        expected = (leaves, self.hidden_features)
+        for x in jax.tree.leaves(carry):
+            shape = arguments.as_array(operation, "initial_carry", x, 2).shape
+            if shape != expected:
+                raise ValueError(
+                    f"{operation}: arrays of initial_carry must be {expected}, got shape {shape}"
+                )
 
     def _check_layers(self, operation: str) -> None:
         """Raises TypeError or ValueError unless the scan can stand for ``dense_h``."""
