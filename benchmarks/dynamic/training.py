@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from benchmarks.dynamic.models import Params
 
-RATE = 0.1
+RATE = 1.0
 Loss = Callable[[Params, Any, Any], tuple[Any, Any]]
 """(parameters but for the table, embedded words, batch) to the loss and logits."""
 
