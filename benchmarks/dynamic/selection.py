@@ -69,7 +69,6 @@ def select(asked: Asked, platform: str) -> DynamicSelection:
             )
     suites = asked.suites or ("tree_lstm",)
     one_of("--suite", suites, list(SUITES), asked.operation)
-    one_of("--dtype", asked.dtypes or (), DTYPES, asked.operation)
     usual = tuple(i.name for i in IMPLEMENTATIONS.values() if i.usual)
     names = asked.implementations or usual
     one_of("--implementation", names, list(IMPLEMENTATIONS), asked.operation)
