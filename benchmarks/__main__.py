@@ -137,7 +137,7 @@ def _add_run(parser: Parser) -> None:
     parser.add_argument("--sparsity", nargs="+", type=_sparsity, metavar="S", help="from 0 to 1")
     parser.add_argument(
         "--length", nargs="+", type=_positive(int), metavar="T",
-        help="steps of recurrent, positions of masks",
+        help="steps of recurrent, positions of masks, steps of training in a program of dynamic",
     )  # fmt: skip
     parser.add_argument(
         "--pass", nargs="+", choices=dynamic.PASSES, dest="passes", metavar="NAME",

@@ -123,11 +123,23 @@ def _peer_way(scan: Callable[..., Any], width: int, unroll: int | None) -> Way:
     return Way(Scripts(width), loss)
 
 
+def _fits(width: int) -> Callable[[Problem], bool]:
+    """Whether tiles are about as wide as levels: others take longer, and are not measured."""
+
+    def takes(problem: Problem) -> bool:
+        rows = problem.level_rows
+        return problem.suite != "ablation" and rows / 4 <= width <= max(32, 4 * rows)
+
+    return takes
+
+
 def _levels(width: int, unroll: int | None = None) -> Implementation:
     name = f"levels-{width}" + ("" if unroll is None else f"-unroll{unroll}")
     way = _peer_way(levels.level_scan, width, unroll)
     build = functools.partial(_build, way)
-    return Implementation(name, "levels by hand", build, passes=_TIMED, usual=unroll is None)
+    return Implementation(
+        name, "levels by hand", build, passes=_TIMED, takes=_fits(width), usual=unroll is None
+    )
 
 
 def _loop(width: int) -> Implementation:
@@ -137,6 +149,7 @@ def _loop(width: int) -> Implementation:
         "loop, JAX's gradient",
         functools.partial(_build, way),
         passes=_TIMED,
+        takes=_fits(width),
         sums_weights="step by step",
     )
 
@@ -173,10 +186,16 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
     for i in (
         _ours("jaxsparse", "jaxsparse"),
         _ours(
-            "jaxsparse-teams", "jaxsparse, kernels", 8, 8, implementation="cuda", available=needs_gpu
+            "jaxsparse-teams",
+            "jaxsparse, kernels",
+            8,
+            8,
+            implementation="cuda",
+            available=needs_gpu,
+            dtypes=("float32", "bfloat16"),
         ),
         *_variations(),
-        *map(_levels, (8, 32, 64, 128)),
+        *map(_levels, (8, 32, 64, 128, 256)),
         *(_levels(width, 1) for width in (8, 64)),
         *map(_loop, (8, 64)),
         _padded("padded", "padded, jax.lax.scan", ours=False),

@@ -93,6 +93,11 @@ class Problem:
         """
         return _groups(self.model, self.batch, self.steps)
 
+    @property
+    def level_rows(self) -> float:
+        """Computed rows of a level of a batch, in the mean."""
+        return _level_rows(self.model, self.batch, self.steps)
+
     def rows_of(self, step: np.ndarray) -> int:
         """How many rows of logits a batch has."""
         ids = self.ids(step)
@@ -125,6 +130,16 @@ def _groups(model: str, batch: int, steps: int) -> list[np.ndarray]:
     highest = np.maximum.reduceat(graphs.levels, graphs.offsets[:-1])[:examples]
     in_order = chosen[np.argsort(highest[chosen].max(1), kind="stable")]
     return np.array_split(in_order, min(steps, 4 if batch < 16 else 2 if batch < 64 else 1))
+
+
+@functools.lru_cache(maxsize=64)
+def _level_rows(model: str, batch: int, steps: int) -> float:
+    net, (_, graphs) = _net(model), _graphs(model)
+    rows = levels = 0
+    for step in np.concatenate(_groups(model, batch, steps)):
+        own = graphs[example_ids(net, graphs, step)].levels
+        rows, levels = rows + int((own > 0).sum()), levels + int(own.max(initial=0))
+    return rows / max(1, levels)
 
 
 # ---- suites ----
@@ -236,9 +251,9 @@ SUITES: dict[str, Suite] = {
 }
 
 
-def problems(suite: str, platform: str) -> tuple[Problem, ...]:
-    """Those of a suite, with the steps that a platform takes."""
+def problems(suite: str, platform: str, steps: int | None = None) -> tuple[Problem, ...]:
+    """Those of a suite, with so many steps of a program, or as many as a platform takes."""
     chosen = SUITES[suite]
     every = chosen.problems + (() if platform == "cpu" else chosen.on_gpu)
-    steps = STEPS.get(platform, 48)
-    return tuple(replace(p, steps=min(p.steps, steps)) for p in every)
+    most = STEPS.get(platform, 48)
+    return tuple(replace(p, steps=steps or min(p.steps, most)) for p in every)

@@ -60,13 +60,15 @@ def select(asked: Asked, platform: str) -> DynamicSelection:
     for option, values in (
         ("--n", asked.n),
         ("--sparsity", asked.sparsity),
-        ("--length", asked.lengths),
         ("--variant", asked.variants or None),
     ):
         if values is not None:
             raise UsageError(
                 option, f"the suites of dynamic have nets of their own, got {list(values)}"
             )
+    if len(asked.lengths or ()) > 1:
+        raise UsageError("--length", f"dynamic takes one number of steps, got {asked.lengths}")
+    (steps,) = asked.lengths or (None,)
     suites = asked.suites or ("tree_lstm",)
     one_of("--suite", suites, list(SUITES), asked.operation)
     usual = tuple(i.name for i in IMPLEMENTATIONS.values() if i.usual)
@@ -74,7 +76,9 @@ def select(asked: Asked, platform: str) -> DynamicSelection:
     one_of("--implementation", names, list(IMPLEMENTATIONS), asked.operation)
     here, skipped = available([IMPLEMENTATIONS[name] for name in names])
     return DynamicSelection(
-        tuple(matching([p for name in suites for p in problems(name, platform)], asked.names)),
+        tuple(
+            matching([p for name in suites for p in problems(name, platform, steps)], asked.names)
+        ),
         tuple(here),
         asked.dtypes or USUAL.get(platform, ("tf32", "bfloat16")),
         asked.passes,
