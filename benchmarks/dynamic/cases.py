@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-
 from benchmarks.dynamic import reference
 from benchmarks.dynamic.counted import weight_bytes
 from benchmarks.dynamic.implementations import Implementation
@@ -146,5 +145,3 @@ _BUILDS = _Builds()
 def compile_side_by_side(cases: Sequence[DynamicCase], threads: int) -> None:
     """Compiles the programs of cases, so many at a time; their builds are then known."""
     _BUILDS.start(cases, threads)
-
-

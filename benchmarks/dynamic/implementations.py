@@ -101,8 +101,16 @@ def _variations() -> list[Implementation]:
         _ours(f"groups-{groups}", f"{groups} groups", 8, groups, takes=_of_ablation)
         for groups in (1, 8)
     ]
-    packed = {"takes": _of_ablation, "passes": ("pack",), "packer": pack_numpy}
-    return [*rows, _ours("groups-8-numpy", "8 groups, packed by NumPy", 8, 8, **packed)]
+    by_numpy = _ours(
+        "groups-8-numpy",
+        "8 groups, packed by NumPy",
+        8,
+        8,
+        pack_numpy,
+        takes=_of_ablation,
+        passes=("pack",),
+    )
+    return [*rows, by_numpy]
 
 
 # ---- peers ----

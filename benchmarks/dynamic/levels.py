@@ -54,8 +54,11 @@ class _Loop(NamedTuple):
         of_children = tuple(
             jax.tree.map(lambda a, k=k: a[:, k], wide) for k in range(self.cell.children)
         )
-        own = () if x is None else tuple(jnp.split(x.astype(jnp.float32), x.shape[-1] // h, -1))
-        return self.cell(own, tuple(jnp.split(z.astype(jnp.float32), z.shape[-1] // h, -1)), of_children)
+
+        def split(a: Any) -> tuple[Any, ...]:
+            return tuple(jnp.split(a.astype(jnp.float32), a.shape[-1] // h, -1))
+
+        return self.cell(() if x is None else split(x), split(z), of_children)
 
 
 def _rows(x: Any, t: Any, width: int, first: int = 0) -> Any:
@@ -80,9 +83,7 @@ def _forward(
         children = jax.tree.map(lambda a: a[tiles.sources[t]], rows)
         z = loop.z(weights, bias, tiles, t, jax.tree.leaves(children)[-1])
         own = None if x is None else _rows(x, t, loop.width)
-        new = jax.tree.map(
-            lambda a: jnp.where(tiles.is_row[t], a, 0), loop.apply(z, own, children)
-        )
+        new = jax.tree.map(lambda a: jnp.where(tiles.is_row[t], a, 0), loop.apply(z, own, children))
         rows = jax.tree.map(lambda a, y: _put(a, y, t, loop.leaves), rows, new)
         return rows, None if kept is None else _put(kept, z, t)
 
@@ -107,9 +108,7 @@ def _levels_forward(
 
 def _levels_backward(loop: _Loop, saved: Any, d: Any) -> Any:
     weights, bias, x, tiles, rows, kept = saved
-    sums = jax.tree.map(
-        lambda a: jnp.pad(a.astype(jnp.float32), [(loop.leaves, 1), (0, 0)]), d
-    )
+    sums = jax.tree.map(lambda a: jnp.pad(a.astype(jnp.float32), [(loop.leaves, 1), (0, 0)]), d)
 
     def body(t: Any, buffers: Any) -> Any:
         sums, dz_rows = buffers

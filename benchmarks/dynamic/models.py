@@ -147,7 +147,9 @@ def _of_words(cell: dynamic.Cell, labelled: str) -> Callable[..., tuple[Any, Any
     def loss(scan: Scan, params: Params, rows: Any, batch: Batch) -> tuple[Any, Any]:
         script = batch.script
         carry = _leaves(cell, params, rows)
-        states = [jax.tree.leaves(x)[-1] for x in (carry, _scanned(scan, cell, params, carry, script))]
+        states = [
+            jax.tree.leaves(x)[-1] for x in (carry, _scanned(scan, cell, params, carry, script))
+        ]
         roots = script.roots(*(x.astype(states[0].dtype) for x in states))
         of_roots = dense(roots, params["head"], params["head_bias"])
         if labelled == "graph":

@@ -53,7 +53,8 @@ class Padded:
         if problem.net.rows == "graph":
             labels[: len(step)] = problem.graphs.channel("label")[step]
         for i, (end, size) in enumerate(zip(ends[step], data.lengths[step], strict=True)):
-            words[:size, i], tags[:size, i] = data.words[end - size : end], data.tags[end - size : end]
+            for padded, entries in (words, data.words), (tags, data.tags):
+                padded[:size, i] = entries[end - size : end]
         return PaddedBatch(words, tags, lengths, labels)
 
     def logits(self, problem: Problem, step: np.ndarray, logits: np.ndarray) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -85,8 +86,8 @@ class Problem:
         chosen: np.ndarray = example_ids(self.net, self.graphs, step)
         return chosen
 
-    def groups(self) -> list[np.ndarray]:
-        """The examples of each step, ``(steps, batch)``: groups of steps that are about as deep.
+    def groups(self) -> list[list[np.ndarray]]:
+        """The examples of each step, in groups of steps that are about as deep.
 
         A program has a loop over steps for each group, whose scripts have one form. So that small
         batches, which differ most, need not be as large as the largest one.
@@ -120,7 +121,7 @@ def _graphs(model: str) -> tuple[str, dynamic.Graphs]:
 
 
 @functools.lru_cache(maxsize=8)
-def _groups(model: str, batch: int, steps: int) -> list[np.ndarray]:
+def _groups(model: str, batch: int, steps: int) -> list[list[np.ndarray]]:
     _, graphs = _graphs(model)
     examples = len(graphs) // _net(model).directions
     rng = np.random.default_rng(0)
@@ -129,14 +130,15 @@ def _groups(model: str, batch: int, steps: int) -> list[np.ndarray]:
     chosen = drawn[: steps * batch].reshape(steps, batch)
     highest = np.maximum.reduceat(graphs.levels, graphs.offsets[:-1])[:examples]
     in_order = chosen[np.argsort(highest[chosen].max(1), kind="stable")]
-    return np.array_split(in_order, min(steps, 4 if batch < 16 else 2 if batch < 64 else 1))
+    parts = min(steps, 4 if batch < 16 else 2 if batch < 64 else 1)
+    return [list(group) for group in np.array_split(in_order, parts)]
 
 
 @functools.lru_cache(maxsize=64)
 def _level_rows(model: str, batch: int, steps: int) -> float:
     net, (_, graphs) = _net(model), _graphs(model)
     rows = levels = 0
-    for step in np.concatenate(_groups(model, batch, steps)):
+    for step in itertools.chain.from_iterable(_groups(model, batch, steps)):
         own = graphs[example_ids(net, graphs, step)].levels
         rows, levels = rows + int((own > 0).sum()), levels + int(own.max(initial=0))
     return rows / max(1, levels)
@@ -237,9 +239,7 @@ SUITES: dict[str, Suite] = {
         unit="trees",
     ),
     "weight_loads": Suite(
-        _batches(
-            "weight_loads", "tree_lstm", (1, 2, 4, 8, 16, 32, 64, 128), passes=("training",)
-        ),
+        _batches("weight_loads", "tree_lstm", (1, 2, 4, 8, 16, 32, 64, 128), passes=("training",)),
         "bytes of weights that a step reads, counted",
         unit="trees",
     ),

@@ -98,7 +98,7 @@ def _precisely(dtype: str) -> Any:
 
 
 def _start(problem: Problem) -> Params:
-    return jax.tree.map(jnp.asarray, problem.net.parameters(problem.sizes))
+    return {name: jnp.asarray(x) for name, x in problem.net.parameters(problem.sizes).items()}
 
 
 def steps_program(problem: Problem, dtype: str, passed: str, way: Way) -> Built:
@@ -168,7 +168,6 @@ def _program(function: Callable[..., Any], operands: Callable[[], tuple[Any, ...
         wait=jax.block_until_ready,
         results=lambda out: (),
     )
-
 
 
 def end_to_end_program(problem: Problem, dtype: str, passed: str, way: Way) -> Built:

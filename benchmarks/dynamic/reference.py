@@ -41,7 +41,9 @@ def _sigmoid(x: Array) -> Array:
     return y
 
 
-def _memory(i: Array, o: Array, u: Array, forget: Arrays, children: Sequence[Arrays]) -> list[Array]:
+def _memory(
+    i: Array, o: Array, u: Array, forget: Arrays, children: Sequence[Arrays]
+) -> list[Array]:
     c = _sigmoid(i) * np.tanh(u)
     for f, (of_child, _) in zip(forget, children, strict=True):
         c = c + _sigmoid(f) * of_child
@@ -208,7 +210,10 @@ class _Net:
         self._apply = jax.jit(self._traced)
         self._pull = jax.jit(
             lambda d, params, rows, batch, given: jax.vjp(
-                lambda *x: self._traced(*x[:2], batch, x[2])[:2], params, rows, given
+                lambda params, rows, given: self._traced(params, rows, batch, given)[:2],
+                params,
+                rows,
+                given,
             )[1](d)
         )
 
@@ -238,13 +243,13 @@ class _Net:
                 return logits, runs, given
             known, (cell, form) = noted[len(given)], self._calls[len(given)]
             several = isinstance(cell, tuple)
-            of_kinds = [
+            weights, biases = (
                 [np.asarray(x) for x in (values if several else (values,))]
                 for values in (known.weights, known.bias)
-            ]
+            )
             script = next(s for s in batch if s is not None and s.form == form)
             xs = None if known.xs is None else np.asarray(known.xs)
-            made = _Run(CELLS[cell[0] if several else cell], *of_kinds, script, xs)
+            made = _Run(CELLS[cell[0] if several else cell], weights, biases, script, xs)
             leaves = made.forward([np.asarray(x) for x in jax.tree.leaves(known.carry)])
             computed = [jnp.asarray(x[form.leaves :]) for x in leaves]
             given = [*given, jax.tree.unflatten(jax.tree.structure(known.carry), computed)]
@@ -263,7 +268,8 @@ class _Net:
             own[i] = _as_noted(noted[i], runs[i].backward(d))
             more = self._pull((own, jnp.zeros_like(value)), params, rows, batch, given)
             total = jax.tree.map(jnp.add, total, more)
-        return total[:2]
+        of_params, of_rows, _ = total
+        return of_params, of_rows
 
 
 def _as_noted(known: _Known, found: Any) -> _Known:
@@ -330,7 +336,7 @@ def error(passed: str, results: Sequence[Array], problem: Problem) -> float:
     if passed == "forward":
         return float(np.abs(results[0] - wanted[0]).max() / np.abs(wanted[0]).max())
     errors = [
-        (np.linalg.norm(x - y) - allowed) / np.linalg.norm(y)
+        float((np.linalg.norm(x - y) - allowed) / np.linalg.norm(y))
         for x, y, allowed in zip(results, wanted, slack, strict=True)
     ]
-    return float(max(0.0, *errors)) if np.isfinite(errors).all() else float("inf")
+    return max(0.0, *errors) if np.isfinite(errors).all() else float("inf")

@@ -74,13 +74,14 @@ def select(asked: Asked, platform: str) -> DynamicSelection:
     usual = tuple(i.name for i in IMPLEMENTATIONS.values() if i.usual)
     names = asked.implementations or usual
     one_of("--implementation", names, list(IMPLEMENTATIONS), asked.operation)
+    usual_dtypes: tuple[str, ...] = USUAL.get(platform, ("tf32", "bfloat16"))
     here, skipped = available([IMPLEMENTATIONS[name] for name in names])
     return DynamicSelection(
         tuple(
             matching([p for name in suites for p in problems(name, platform, steps)], asked.names)
         ),
         tuple(here),
-        asked.dtypes or USUAL.get(platform, ("tf32", "bfloat16")),
+        asked.dtypes or usual_dtypes,
         asked.passes,
         skipped,
     )

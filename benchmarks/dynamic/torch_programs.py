@@ -5,6 +5,7 @@ Scripts are packed with tiles so wide that each level is one, and are on the GPU
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,6 @@ from benchmarks.dynamic.problems import Problem
 from benchmarks.dynamic.programs import Arrays, Built
 from benchmarks.torch_arrays import as_float64, tf32, torch_module
 from jaxsparse.timing import Program
-
 
 
 class _Levels:
@@ -36,8 +36,7 @@ class _Levels:
         ends = np.cumsum(counts)
         self.words = send(graphs.channel("word")[order[: counts[0]]])
         self.children = [
-            send(place[children[order[begin:end]]])
-            for begin, end in zip(ends, ends[1:], strict=False)
+            send(place[children[order[begin:end]]]) for begin, end in itertools.pairwise(ends)
         ]
         self.roots = send(place[graphs.offsets[:-1] + graphs.roots])
         labels = graphs.channel("label")
@@ -126,7 +125,7 @@ def build(problem: Problem, dtype: str, passed: str, device: str = "cuda") -> Bu
             made = [step(net.params, sums, own) for group in groups for own in group[:used]]
         if passed == "training":  # the next call begins where this one did
             with torch.no_grad():
-                added = {name: sums[name] - start[name] for name in start} if used else None
+                added = {name: x.detach() - start[name] for name, x in net.params.items()}
                 for name, x in net.params.items():
                     x.copy_(start[name])
             return added
