@@ -11,6 +11,7 @@
 
 #include "cpu/isa.h"
 #include "dynamic/bindings.h"
+#include "dynamic/team_bindings.h"
 #include "host/preparation.h"
 #include "host/registry.h"
 #include "nvrtc/compiler.h"
@@ -62,7 +63,8 @@ const std::vector<OperationEntry>& Entries() {
                                                                AttentionCotangentEntry(),
                                                                CheckTopologyEntry(),
                                                                RecurrentScanEntry(),
-                                                               RecurrentWaveEntry()};
+                                                               RecurrentWaveEntry(),
+                                                               DynamicScanEntry()};
   return *entries;
 }
 
@@ -212,6 +214,7 @@ NB_MODULE(_ffi, m) {
   m.def("cache_limit", CacheLimit);
   BindRecurrentScan(m);
   BindDynamic(m);
+  BindTeams(m);
 }
 
 }  // namespace jaxsparse

@@ -119,6 +119,22 @@ def plan_wave(
     multiprocessors: int,
     shared_bytes: int,
 ) -> tuple[dict[str, Any] | None, str]: ...
+def plan_teams(
+    variant: str,
+    *,
+    emits: bool,
+    products: int,
+    slots: int,
+    carries: int,
+    arrays: int,
+    hidden: int,
+    tiles: int,
+    groups: int,
+    dtype: str,
+    multiprocessors: int,
+    shared_bytes: int,
+) -> tuple[dict[str, Any] | None, str]: ...
+def team_workspace_bytes(*, teams: int, sums: int, rows: int, hidden: int) -> int: ...
 def make_graphs(
     offsets: Any,
     children: Any,
@@ -146,6 +162,8 @@ def cache_limit() -> int: ...
 NO_TILE_STARTS: int
 SCAN_DTYPES: dict[str, str]
 SCAN_MOST_ARRAYS: int
+TEAM_MOST_ARRAYS: int
+TEAM_TILE_ROWS: int
 WAVE_MMA_MOST_ROWS: int
 WAVE_MOST_MEANS: int
 WAVE_VARIANTS: dict[str, str]

@@ -15,6 +15,7 @@ from jaxsparse.device import AnyDevice, Device, by_device, explained_devices, tr
 from jaxsparse.dynamic.explained import (
     ExplainedDynamicScan,
     explained_dynamic_scan,
+    planned_dynamic_scan,
     scripts_in,
 )
 from jaxsparse.dynamic.primitive import dynamic_scan_p
@@ -156,7 +157,7 @@ def explain(
         weights lie, predicted time of a step; or why it runs as ``jax.lax.scan``. A stack of
         recurrent layers has ``choice``, which of its layers run at once on the GPU, and ``scans``,
         form and plan of each layer that runs by itself. A scan over graphs has ``problem``, its
-        form, ``choice``, and ``scripts``: what those of its form hold that are arguments.
+        form, ``plan`` as well, and ``scripts``: what those of its form hold that are arguments.
 
         All else has ``options``, ``operands`` and ``results`` (shapes and dtypes, by name),
         ``shape`` and ``entries`` of the stored matrix. On the GPU ``variant`` is the chosen one,
@@ -201,9 +202,7 @@ def _explained(
         typed = _typed(eqn)
         return explained_graph(typed, runs_here, device, _choice(typed, device).otherwise)
     if eqn.primitive is dynamic_scan_p:
-        typed = _typed(eqn)
-        choice = _choice(typed, device).otherwise
-        return explained_dynamic_scan(typed, runs_here, device, choice, scripts)
+        return explained_dynamic_scan(_typed(eqn), runs_here, device, scripts)
     return _explained_call(eqn, runs_here, device)
 
 
@@ -244,6 +243,8 @@ def _runs_as(eqn: JaxprEqn, device: AnyDevice) -> str:
     """As what an operation runs on a device, without times."""
     if eqn.primitive is recurrent_scan_p:
         return str(planned(_typed(eqn), device))
+    if eqn.primitive is dynamic_scan_p:
+        return str(planned_dynamic_scan(_typed(eqn), device))
     choice = _choice(_typed(eqn), device)
     forced = ", asked for by its name" if eqn.params["variant"] else ""
     return f"{choice.variants[0][0]}{forced}" if choice.variants else choice.otherwise

@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from checks import fits
+from random_graphs import random_arrays
 from score_problems import arrays_of
 
 from jaxsparse import (
@@ -33,6 +34,7 @@ from jaxsparse import (
     BlockMask,
     Topology,
     backend,
+    dynamic,
     masks,
     recurrent,
     sddmm,
@@ -83,7 +85,29 @@ def of_recurrence(rng, dtype, suffix):
     return results if dtype == jnp.float32 else results + waves(rng, dtype, suffix)
 
 
-PARTS = {"products": of_products, "attention": of_attention, "recurrence": of_recurrence}
+def of_graphs(rng, dtype, suffix):
+    """The kernels of scans over graphs, and of their gradients: teams that share a script."""
+    graphs = dynamic.Graphs.from_arrays(**random_arrays(rng, graphs=9, most_rows=25))
+    h, cell = 40, dynamic.tree_lstm(2)
+    script = dynamic.pack(graphs, range(9), dynamic.Layout(width=8, groups=3))
+    weights = jnp.asarray(rng.standard_normal((2 * h, 5 * h)) / 8, dtype)
+    carry = jnp.asarray(rng.standard_normal((script.form.leaves, h)))
+    units = "fma" if dtype == jnp.float32 else "tensor_cores"
+
+    def scan(weights, carry):
+        return dynamic.scan(cell, weights, carry, script, variant=f"team_{units}{suffix}")
+
+    made, pull = jax.vjp(scan, weights, (carry, jnp.tanh(carry).astype(dtype)))
+    recurrent.check()
+    return jax.tree.leaves((made, pull(made)))
+
+
+PARTS = {
+    "products": of_products,
+    "attention": of_attention,
+    "recurrence": of_recurrence,
+    "graphs": of_graphs,
+}
 
 
 # Sizes of heads that no kernel by warpgroups takes, and of those that they do.

@@ -37,6 +37,8 @@ PROGRAMS = {
     "recurrent_wave_wgmma": "-O1",
     "recurrent_wave_stationary": "-O1",
     "recurrent_scan_resident": "-O1",
+    "graph_scan_emit": "-O0",
+    "graph_scan_gather": "-O0",
     "recurrent_scan_sparse": "-O0",
     "generic": "-O0",
     "sparse_softmax": "-O0",

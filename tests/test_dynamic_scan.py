@@ -14,6 +14,7 @@ from jax.test_util import check_grads
 from recurrent_problems import compiled
 
 from jaxsparse import CSR, dynamic, recurrent
+from jaxsparse.dynamic import reference
 
 leaves = jax.tree.leaves
 
@@ -179,6 +180,38 @@ def test_chains_are_recurrent_scans():
 
     draw_like = draw(3, 3, h)
     close(both(packed), both(padded), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("layout", [dynamic.Layout(2, 1, 2), dynamic.Layout(4, 3, 2)])
+def test_packed_graphs(layout):
+    """Graphs of any shape, as the packer lays them out, against the machine that runs scripts."""
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(1, 9, 12)
+    children = np.full((sizes.sum(), 2), -1)
+    ends = np.cumsum(sizes)
+    for first, end in zip(ends - sizes, ends, strict=True):
+        for row in range(first + 1, end):
+            below = rng.integers(-1, row - first, 2)
+            children[row] = below if rng.random() < 0.7 else -1
+    graphs = dynamic.Graphs.from_arrays(np.append(0, ends), children)
+    script = dynamic.pack(graphs, np.arange(12), layout)
+    form, h = script.form, 3
+    assert (script.sources >= form.leaves).any()
+    w, bias = rng.standard_normal((2 * h, 5 * h)), rng.standard_normal(5 * h)
+    c, state = rng.standard_normal((2, form.leaves, h))
+
+    def step(kind, children, inputs):
+        (c1, h1), (c2, h2) = children
+        i, o, u, f1, f2 = np.split(np.concatenate([h1, h2], 1) @ w + bias, 5, 1)
+        sigmoid = lambda x: 1 / (1 + np.exp(-x))  # noqa: E731
+        c = sigmoid(i) * np.tanh(u) + sigmoid(f1) * c1 + sigmoid(f2) * c2
+        return [c, sigmoid(o) * np.tanh(c)]
+
+    expected = [x[form.leaves :] for x in reference.run(script, step, [c, state])]
+    with jax.enable_x64(True):
+        carry = (jnp.asarray(c), jnp.asarray(state))
+        got = dynamic.scan(dynamic.tree_lstm(2), w, carry, script, bias=bias)
+        close([np.asarray(x) for x in got], expected)
 
 
 def test_sparse_weights():

@@ -252,7 +252,7 @@ def test_errors():
         "leaf_inputs must be": lambda: layer(script, x[:1]),
         "both leaf_inputs": lambda: layer(script, x, initial_carry=(first, first)),
         "initial_carry must have the structure": lambda: layer(script, initial_carry=first),
-        "script must be": lambda: layer(x),
+        "TreeLSTM: script must be": lambda: layer(x),
         "has no in_features": lambda: TreeLSTM(None, 4, rngs=rngs)(script, x),
         "dense_h must map": lambda: replaced(nnx.Linear(4, 20, rngs=rngs))(script, x),
         "dense_h must be": lambda: replaced(nnx.LayerNorm(4, rngs=rngs))(script, x),

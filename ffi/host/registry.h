@@ -81,5 +81,6 @@ OperationEntry AttentionCotangentEntry();
 OperationEntry CheckTopologyEntry();
 OperationEntry RecurrentScanEntry();
 OperationEntry RecurrentWaveEntry();
+OperationEntry DynamicScanEntry();
 
 }  // namespace jaxsparse

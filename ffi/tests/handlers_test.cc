@@ -375,7 +375,24 @@ std::vector<Target> Targets() {
     sound.empty = {WaveCall(transposed, 0)};
     wave.calls.push_back(sound);
   }
-  return {spmm, sddmm, softmax, attention, paged, tangent, cotangent, check, scan, wave};
+
+  Target graphs{DynamicScanEntry(), {}};
+  for (const bool emits : {false, true}) {
+    Sound sound{emits ? "to sources" : "from sources",
+                GraphScanCall(emits, emits ? "bfloat16" : "float32")};
+    // Behind what a kernel reads of a script there may be more.
+    sound.free_size = {"script 0"};
+    for (const char* name :
+         {"products", "slots", "leaves", "tiles", "script_groups", "carries", "groups", "scans",
+          "blocks", "threads", "cluster", "shared_bytes", "exchange_bytes", "poll_delay",
+          "poll_delay_increase", "poll_delay_decrease", "wait_limit_ns"}) {
+      sound.out_of_range.push_back({name, -1});
+      if (std::string(name) != "wait_limit_ns") sound.out_of_range.push_back({name, kHuge});
+    }
+    for (const char* name : {"scans", "blocks"}) sound.out_of_range.push_back({name, 3});
+    graphs.calls.push_back(sound);
+  }
+  return {spmm, sddmm, softmax, attention, paged, tangent, cotangent, check, scan, wave, graphs};
 }
 
 int Main() {

@@ -51,7 +51,7 @@ def checked_arguments(
     cell: Any, weights: Any, carry: Any, script: Any, xs: Any, bias: Any
 ) -> Arguments:
     """The operands, or TypeError or ValueError."""
-    form = check_script(script).form
+    form = check_script(OPERATION, script).form
     cells, every_weights, biases = _of_kinds(cell, weights, bias, form.kinds)
     leaves, tree = carry_leaves(
         OPERATION, "carry", carry, _carry_shape(carry, form.leaves), "(leaves, h)"
@@ -86,21 +86,21 @@ def checked_arguments(
     return Arguments(kinds, leaves, tree, xs, gates, h, dtype)
 
 
-def check_script(script: Any) -> Script:
+def check_script(operation: str, script: Any) -> Script:
     """A script, one and of its form's size, or TypeError or ValueError."""
     if not isinstance(script, Script):
         raise TypeError(
-            f"{OPERATION}: script must be a dynamic.Script, got {type(script).__name__}: "
+            f"{operation}: script must be a dynamic.Script, got {type(script).__name__}: "
             "dynamic.pack makes one of graphs"
         )
-    words = as_array(OPERATION, "script", script.words, 1)
+    words = as_array(operation, "script", script.words, 1)
     if words.ndim != 1:
         raise ValueError(
-            f"{OPERATION}: needs one script, got a batch {words.shape[:-1]}: use jax.vmap"
+            f"{operation}: needs one script, got a batch {words.shape[:-1]}: use jax.vmap"
         )
     if words.dtype != jnp.int32 or words.shape != (script.form.words,):
         raise ValueError(
-            f"{OPERATION}: the script must have {script.form.words} words of int32, got "
+            f"{operation}: the script must have {script.form.words} words of int32, got "
             f"{words.dtype} of shape {words.shape}"
         )
     return script

@@ -9,10 +9,11 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from jaxsparse.device import Device, by_device
+from jaxsparse.device import AnyDevice, Device, by_device
+from jaxsparse.dynamic.plan import NoPlan, Plan
 from jaxsparse.dynamic.script import Script
 from jaxsparse.pattern import is_concrete
-from jaxsparse.primitive import TypedCall
+from jaxsparse.primitive import Fallback, TypedCall, UnavailableError, choose
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,11 +25,11 @@ class ExplainedDynamicScan:
     scripts: tuple[ScriptSummary, ...]  # those that the program is called with, of its form
     here: str  # as what it runs on this machine; empty where that is on the GPU below
     device: str  # the name of the GPU that is planned for
-    choice: str  # as what it runs there
+    plan: Plan | NoPlan
 
     def __str__(self) -> str:
         lines = (self.problem, *map(str, self.scripts))
-        return "\n  ".join((*lines, *by_device(self.here, self.device, self.choice)))
+        return "\n  ".join((*lines, *by_device(self.here, self.device, str(self.plan))))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +79,7 @@ def scripts_in(arguments: Any) -> list[Script]:
 
 
 def explained_dynamic_scan(
-    call: TypedCall, here: str, device: Device, choice: str, scripts: Sequence[Script]
+    call: TypedCall, here: str, device: Device, scripts: Sequence[Script]
 ) -> ExplainedDynamicScan:
     """What a scan runs as on a GPU, as it is given, beside what is said of this machine."""
     step, form = call.params["step"], call.params["form"]
@@ -91,4 +92,20 @@ def explained_dynamic_scan(
         f"{form.groups} groups{', from the roots to the leaves' if call.params['emits'] else ''}"
     )
     of_form = tuple(ScriptSummary.of(s) for s in scripts if s.form == form)
-    return ExplainedDynamicScan(problem, of_form, here, device.name, choice)
+    return ExplainedDynamicScan(
+        problem, of_form, here, device.name, planned_dynamic_scan(call, device)
+    )
+
+
+def planned_dynamic_scan(call: TypedCall, device: AnyDevice) -> Plan | NoPlan:
+    """The plan that a scan runs by on a device, or why it runs without."""
+    try:
+        choice = choose(call, device)
+    except UnavailableError as error:
+        return NoPlan(error.reason, refused=True)
+    except ValueError as error:  # as lowering says it, of a variable that is no number
+        return NoPlan(str(error), refused=True)
+    if isinstance(choice, Fallback):
+        return NoPlan(choice.reason)
+    plan: Plan = choice.plan
+    return plan

@@ -33,8 +33,8 @@ def scan(
 ) -> Any:
     r"""Runs a cell over the rows of graphs, children before their parents.
 
-    .. math:: c_v = \operatorname{cell}\Big(x_v,\; \sum_k h_{v,k} W_k + b,\;
-        (c_{v,1}, \ldots, c_{v,K})\Big)
+    .. math:: c_v = \operatorname{cell}\bigl(x_v,\; \sum_k h_{v,k} W_k + b,\;
+        (c_{v,1}, \ldots, c_{v,K})\bigr)
 
     where :math:`c_{v,k}` is the carry of the k-th child of row v, zeros if there is none, and
     :math:`h_{v,k}`, the state that the product takes, its last leaf. A graph is any without cycles:
@@ -68,7 +68,9 @@ def scan(
             "tensorfloat32" allow tensor cores with shorter factors.
         recompute: saves memory in a gradient: products are not kept but computed again, those of
             all rows in one product.
-        implementation: None (the platform's own), "cpu", "cuda" or "xla".
+        implementation: None or "xla", a loop of XLA over tiles; or "cuda", one launch on a GPU of
+            compute capability 9.0, of a script whose tiles have 8 rows of one kind, as
+            `Layout.teams` cuts them. Where its kernels don't take a scan, that is an error.
         variant: the name of a kernel variant to force.
 
     Returns:

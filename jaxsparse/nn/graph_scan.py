@@ -26,8 +26,8 @@ from jaxsparse.topology import Topology
 class GraphScan(nnx.Module):
     r"""Runs a cell over the rows of graphs, children before their parents: `dynamic.scan`.
 
-    .. math:: c_v = \operatorname{cell}\Big(x_v W_i,\; \sum_k h_{v,k} W_k + b,\;
-        (c_{v,1}, \ldots, c_{v,K})\Big)
+    .. math:: c_v = \operatorname{cell}\bigl(x_v W_i,\; \sum_k h_{v,k} W_k + b,\;
+        (c_{v,1}, \ldots, c_{v,K})\bigr)
 
     where :math:`h_{v,k}` is the last leaf of the carry :math:`c_{v,k}` of row v's k-th child. The
     graphs are an argument, a script of `dynamic.pack`: other graphs compile nothing anew.
@@ -216,7 +216,7 @@ class GraphScan(nnx.Module):
                 ``leaf_inputs`` and ``initial_carry``, and as `dynamic.scan`.
         """
         operation = type(self).__name__
-        script = check_script(script)
+        script = check_script(operation, script)
         self._check_layers(operation)
         if initial_carry is not None and leaf_inputs is not None:
             raise ValueError(f"{operation}: got both leaf_inputs and initial_carry")

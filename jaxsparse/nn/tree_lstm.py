@@ -16,10 +16,10 @@ class TreeLSTM(GraphScan):
     r"""The N-ary Tree-LSTM, with a forget gate and weights of its own for each child.
 
     .. math::
-        i, o &= \sigma\big(W^{i,o} x + \textstyle\sum_l U_l^{i,o} h_l + b^{i,o}\big), \quad
-        u = \tanh\big(W^u x + \textstyle\sum_l U_l^u h_l + b^u\big) \\
-        f_k &= \sigma\big(W^f x + \textstyle\sum_l U_{kl}^f h_l + b_k^f\big) \\
-        c &= i\, u + \textstyle\sum_k f_k\, c_k, \quad h = o \tanh(c)
+        i, o &= \sigma\bigl(W^{i,o} x + \sum_l U_l^{i,o} h_l + b^{i,o}\bigr), \quad
+        u = \tanh\bigl(W^u x + \sum_l U_l^u h_l + b^u\bigr) \\
+        f_k &= \sigma\bigl(W^f x + \sum_l U_{kl}^f h_l + b_k^f\bigr) \\
+        c &= i\, u + \sum_k f_k\, c_k, \quad h = o \tanh(c)
 
     A row without inputs has x = 0; leaves have inputs and no children. Gates lie side by side:
     i o u f of ``dense_i``, i o u f_1 ... f_K of ``dense_h``.
@@ -65,10 +65,10 @@ class ChildSumTreeLSTM(TreeLSTM):
     r"""The child-sum Tree-LSTM, whose children share their weights: their order does not count.
 
     .. math::
-        i, o &= \sigma\big(W^{i,o} x + U^{i,o} \textstyle\sum_k h_k + b^{i,o}\big), \quad
-        u = \tanh\big(W^u x + U^u \textstyle\sum_k h_k + b^u\big) \\
-        f_k &= \sigma\big(W^f x + U^f h_k + b^f\big) \\
-        c &= i\, u + \textstyle\sum_k f_k\, c_k, \quad h = o \tanh(c)
+        i, o &= \sigma\bigl(W^{i,o} x + U^{i,o} \sum_k h_k + b^{i,o}\bigr), \quad
+        u = \tanh\bigl(W^u x + U^u \sum_k h_k + b^u\bigr) \\
+        f_k &= \sigma\bigl(W^f x + U^f h_k + b^f\bigr) \\
+        c &= i\, u + \sum_k f_k\, c_k, \quad h = o \tanh(c)
 
     As dependency trees have it, in which every row has inputs. ``dense_h`` has a kernel (h, 4 h),
     the gates i o u f side by side.

@@ -162,10 +162,7 @@ def _placed_elsewhere(called: str, asked: str, platform: str) -> UnavailableErro
 
 
 def _check_variant(operation: Operation, implementation: str, variant: str | None) -> None:
-    of_target = backend.TARGETS.get(
-        operation.target, {"variants": {}}
-    )  # none before it has kernels
-    names = of_target["variants"].get(implementation, [])
+    names = backend.TARGETS[operation.target]["variants"].get(implementation, [])
     if variant is not None and variant not in names:
         raise UnavailableError(
             f"{_called(operation)}: implementation {implementation!r} has no variant {variant!r}, "

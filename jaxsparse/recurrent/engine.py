@@ -87,9 +87,10 @@ def printed_step(step: Step) -> str:
         name="PrintedStep",
         products=step.products,
         states=step.states,
-        carries=step.carries,
+        carries=step.carries_taken,
         inputs=sum(step.inputs),
         outputs=sum(step.outputs),
+        carries_made=step.carries_made,
     )
 
 
@@ -98,27 +99,13 @@ def source(step: Step, form: ScanForm, plan: Plan, delay: int) -> str:
 
     ``delay`` is `most_delay`.
     """
-
-    def table(name: str, sizes: Sequence[int]) -> str:
-        # Arrays of length 0 are not C++.
-        values = ", ".join(map(str, sizes or (0,)))
-        return (
-            f"    static constexpr int k{name}s = {len(sizes)};\n"
-            f"    static constexpr int k{name}Parts[] = {{{values}}};\n"
-        )
-
-    def floats(name: str, dtypes: Sequence[str]) -> str:
-        values = ", ".join(str(dtype == "float32").lower() for dtype in dtypes)
-        return f"    static constexpr bool k{name}IsFloat[] = {{{values or 'false'}}};\n"
-
     return (
         f'#include "{plan.file}"\n#include "cuda/pointwise.cuh"\n\n'
         f"{printed_step(step)}\n"
         "struct PrintedPlan {\n"
         f"  using State = {_ffi.SCAN_DTYPES[form.state_dtype]};\n"
         f"  using Weight = {_ffi.SCAN_DTYPES[form.weight_dtype]};\n"
-        f"  struct Arrays {{\n{table('Input', step.inputs)}{table('Output', step.outputs)}"
-        f"{floats('Input', form.input_dtypes)}{floats('Output', form.output_dtypes)}  }};\n"
+        f"{printer.print_arrays(step.inputs, form.input_dtypes, step.outputs, form.output_dtypes)}"
         f"{plan.constants}"
         f"  static constexpr unsigned kMostDelay = {delay};\n"
         "};\n"

@@ -7,6 +7,7 @@ user's: its jaxpr is printed as a struct that NVRTC compiles with the kernel.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from jax.extend.core import ClosedJaxpr
 
@@ -23,6 +24,7 @@ def print_step(
     carries: int,
     inputs: int,
     outputs: int,
+    carries_made: int | None = None,
 ) -> str:
     """Prints a step of a recurrent scan as a struct for ``ffi/cuda/pointwise.cuh``.
 
@@ -37,6 +39,8 @@ def print_step(
         carries: how many carries; they are read before they are written.
         inputs: how many inputs.
         outputs: how many outputs.
+        carries_made: how many carries it returns, in the places of those that it takes; as many if
+            None.
 
     Returns:
         The struct: the counts as ``kProducts`` and so on, and a function ``Apply(product, carry,
@@ -49,7 +53,8 @@ def print_step(
     program = checked_program(jaxpr, name)
     if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
         raise ValueError(f"the name of a step must be a C++ identifier, got {name!r}")
-    taken, returned = products + carries + inputs, states + carries + outputs
+    made = carries if carries_made is None else carries_made
+    taken, returned = products + carries + inputs, states + made + outputs
     if (taken, returned) != (len(program.inputs), len(program.outputs)):
         raise ValueError(
             f"{name}: the jaxpr takes {len(program.inputs)} values and returns "
@@ -63,11 +68,11 @@ def print_step(
     ]
     targets: list[str | None] = [
         f"{array}[{index}]"
-        for array, count in (("state", states), ("carry", carries), ("output", outputs))
+        for array, count in (("state", states), ("carry", made), ("output", outputs))
         for index in range(count)
     ]
     # A carry that stays as it is is not written.
-    for index in range(carries):
+    for index in range(min(carries, made)):
         if program.outputs[states + index] is program.inputs[products + index]:
             targets[states + index] = None
     lines = print_pointwise(program, sources, targets)
@@ -87,3 +92,39 @@ struct {name} {{
   }}
 }};
 """
+
+
+def print_arrays(
+    inputs: Sequence[int],
+    input_dtypes: Sequence[str],
+    outputs: Sequence[int],
+    output_dtypes: Sequence[str],
+) -> str:
+    """Prints what a kernel's plan says of the arrays that its steps read and write.
+
+    Args:
+        inputs: how many parts each input has.
+        input_dtypes: their dtypes, float32 or that of states.
+        outputs: how many parts each output has.
+        output_dtypes: the same of outputs.
+
+    Returns:
+        A member of the plan: the struct ``Arrays`` of ``ffi/recurrent/arrays.cuh``.
+    """
+
+    def table(name: str, sizes: Sequence[int]) -> str:
+        # Arrays of length 0 are not C++.
+        values = ", ".join(map(str, sizes or (0,)))
+        return (
+            f"    static constexpr int k{name}s = {len(sizes)};\n"
+            f"    static constexpr int k{name}Parts[] = {{{values}}};\n"
+        )
+
+    def floats(name: str, dtypes: Sequence[str]) -> str:
+        values = ", ".join(str(dtype == "float32").lower() for dtype in dtypes)
+        return f"    static constexpr bool k{name}IsFloat[] = {{{values or 'false'}}};\n"
+
+    return (
+        f"  struct Arrays {{\n{table('Input', inputs)}{table('Output', outputs)}"
+        f"{floats('Input', input_dtypes)}{floats('Output', output_dtypes)}  }};\n"
+    )

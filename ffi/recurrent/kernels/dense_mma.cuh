@@ -27,6 +27,19 @@ using MmaSums = float[Plan::kSizes.chains][Plan::kSizes.row_tiles][Plan::kSizes.
 template <typename Plan>
 using MmaStates = Words4[Plan::kSizes.ahead][Plan::kSizes.batch_tiles];
 
+// The weights of two rows in 4 columns, as a lane has them for a k16 step, whose columns are
+// assigned so that each lane's are neighbours.
+template <typename Row>
+__device__ __forceinline__ Words4 MmaFragment(const Row& upper, const Row& lower, int column) {
+  typename Row::Weight a[4], b[4];
+  upper.Load(column, a);
+  lower.Load(column, b);
+  const auto pair = [](auto low, auto high) {
+    return static_cast<uint32_t>(low.bits) | static_cast<uint32_t>(high.bits) << 16;
+  };
+  return {pair(a[0], a[1]), pair(b[0], b[1]), pair(a[2], a[3]), pair(b[2], b[3])};
+}
+
 // A warp's chunks of a matrix. It receives the states for them in places that others may use before
 // and after it, of which it takes Matrix::kAhead.
 template <typename Plan, typename Matrix>
@@ -52,14 +65,14 @@ class MmaChunks {
       for (int j = 0; j < kRegisterChunks; ++j) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          weights_[j][m][half] = Fragment(upper, lower, Column(j) + 4 * half);
+          weights_[j][m][half] = MmaFragment(upper, lower, Column(j) + 4 * half);
         }
       }
 #pragma unroll 1  // which the compiler takes less time for
       for (int j = kRegisterChunks; j < kLoads; ++j) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          SharedWeights(j, m, half) = Fragment(upper, lower, Column(j) + 4 * half);
+          SharedWeights(j, m, half) = MmaFragment(upper, lower, Column(j) + 4 * half);
         }
       }
     }
@@ -226,18 +239,6 @@ class MmaChunks {
   }
   __device__ __forceinline__ Words4& SharedWeights(int j, int m, int half) const {
     return shared_[(((j - kRegisterChunks) * kRowTiles + m) * 2 + half) * kSizes.product_threads];
-  }
-
-  // Two rows by 4 columns: a k16 step's columns are assigned so that each lane's are neighbours.
-  __device__ __forceinline__ static Words4 Fragment(const Row& upper, const Row& lower,
-                                                    int column) {
-    typename Plan::Weight a[4], b[4];
-    upper.Load(column, a);
-    lower.Load(column, b);
-    return {Pair(a[0], a[1]), Pair(b[0], b[1]), Pair(a[2], a[3]), Pair(b[2], b[3])};
-  }
-  __device__ __forceinline__ static uint32_t Pair(State low, State high) {
-    return static_cast<uint32_t>(low.bits) | static_cast<uint32_t>(high.bits) << 16;
   }
 
   const int warp_, g_, q_;

@@ -3,31 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import Any
 
-from jax.core import ShapedArray
-
-from jaxsparse.device import AnyDevice
-from jaxsparse.dynamic.primitive.operands import result_dtypes, signature
-from jaxsparse.dynamic.primitive.plain import PLAIN, plain_scan
-from jaxsparse.primitive import Fallback, Operation, UnavailableError, make_primitive
-
-_NO_KERNEL = "there is no kernel for it yet"
-
-
-def _ffi_call(params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice) -> Fallback:
-    """What is computed on a GPU.
-
-    Raises:
-        UnavailableError: if a kernel was asked for.
-    """
-    if params["implementation"] == "cuda":
-        raise UnavailableError(
-            f"dynamic.scan: implementation='cuda' was asked for, but {_NO_KERNEL}", _NO_KERNEL
-        )
-    return Fallback(_NO_KERNEL)
-
+from jaxsparse.dynamic import engine
+from jaxsparse.dynamic.plan import PLAIN
+from jaxsparse.dynamic.primitive.operands import operand_names, result_dtypes, signature
+from jaxsparse.dynamic.primitive.plain import plain_scan
+from jaxsparse.primitive import Fallback, Operation, make_primitive
+from jaxsparse.recurrent.plan import COMPUTE_CAPABILITY
 
 dynamic_scan_p = make_primitive(
     Operation(
@@ -50,8 +32,11 @@ dynamic_scan_p = make_primitive(
         xla=plain_scan,
         xla_on_gpu=functools.partial(plain_scan, on_gpu=True),
         plain_takes_batch=True,
-        ffi=_ffi_call,
+        ffi=lambda params, avals, device: engine.ffi_call(
+            params, avals, operand_names(params), device
+        ),
         plain=PLAIN,
         on_cpu=Fallback("on a CPU XLA's products are what takes the time"),
+        compute_capability=COMPUTE_CAPABILITY,
     )
 )

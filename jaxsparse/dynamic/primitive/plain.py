@@ -18,7 +18,6 @@ from jaxsparse.precision import accumulator_dtype
 from jaxsparse.recurrent import products
 from jaxsparse.recurrent.step import Step
 
-PLAIN = "a loop of XLA over tiles"
 _UNROLLED = 8  # tiles of a loop on a GPU, where it waits for the start of kernels
 
 Buffers = list[Any]

@@ -1,0 +1,213 @@
+// FFI target of scans over graphs. What to launch was planned when the program was lowered
+// (dynamic/team_plan.h): the attributes carry the kernel's source and its launch, the last result
+// is its workspace. There is no CPU kernel: elsewhere the scan is a loop of XLA.
+#include <cuda_runtime_api.h>
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "dynamic/problem.h"
+#include "dynamic/script.h"
+#include "dynamic/team_plan.h"
+#include "dynamic/workspace.h"
+#include "recurrent/scan_targets.h"
+#include "recurrent/variants.h"
+
+namespace jaxsparse {
+namespace {
+
+struct DynamicScanCall {
+  Batch batch;
+  KernelLaunch launch;
+  int64_t teams = 1;
+  char* workspace = nullptr;
+  ScriptForm form;
+  bool emits = false;
+  int64_t hidden = 0;
+
+  int64_t state_bytes = 0;  // of an element
+  int64_t states_of_row = 1;
+  int64_t weight_row_stride = 0, weight_column_stride = 0;
+  Array weights, script, states, leaf_states, leaf_sums;
+  std::vector<Array> leaf_carries, carries;  // float32; where rows emit, the latter are workspace
+  ScanArrays arrays;                         // inputs and outputs
+
+  int64_t Rows() const { return form.tiles * form.width; }
+  int64_t SumArrays() const { return emits ? 1 + static_cast<int64_t>(leaf_carries.size()) : 0; }
+  GraphWorkspace Workspace() const { return {teams, SumArrays(), Rows() * hidden}; }
+};
+
+void ParseSizes(CallParser& call, int64_t products, const Dimension& h, DynamicScanCall* c) {
+  if (h.size < 1 || products * h.size > kMaxMatrixRows || c->form.slots * h.size > kMaxMatrixRows) {
+    call.Fail("products and slots of all units must be 1 to " + std::to_string(kMaxMatrixRows) +
+              ", got " + std::to_string(products) + " and " + std::to_string(c->form.slots) +
+              " times " + std::to_string(h.size));
+  }
+  c->hidden = h.size;
+}
+
+void ParseArrays(CallParser& call, DynamicScanCall* c) {
+  const int64_t products = call.Integer("products", 1, kMaxScanArrays);
+  const int64_t carries = call.Integer("carries", 0, kMaxGraphArrays);
+  const std::vector<Span> inputs = Spans(call, "inputs", "rh", kMaxGraphArrays),
+                          outputs = Spans(call, "outputs", "", kMaxGraphArrays);
+  const auto input_dtypes = DTypeNames(call, "input_dtypes", inputs.size());
+  const auto output_dtypes = DTypeNames(call, "output_dtypes", outputs.size());
+  const int64_t rows = c->Rows(), leaves = c->form.leaves;
+  Dimension h("units"), words("words");
+  ElementType dtype = ElementType::OneOf(kScanDTypes), float32 = {ffi::F32}, int32 = {ffi::S32};
+  c->states_of_row = c->emits ? products : 1;
+  c->states = call.Result("states", dtype, {rows, c->states_of_row, h});
+  if (c->emits) c->leaf_sums = call.Result("reached", float32, {leaves, 1, h});
+  for (int64_t i = 0; i < carries; ++i) {
+    const Array array = call.Result("carry", float32, {c->emits ? leaves : rows, h});
+    (c->emits ? c->leaf_carries : c->carries).push_back(array);
+  }
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    ElementType type = TypeNamed(call, output_dtypes[i], dtype);
+    const Array array = call.Result("output", type, {rows, outputs[i].parts, h});
+    c->arrays.outputs.push_back({array, SizeOf(DTypeOf(type))});
+  }
+  if (call.ok()) ParseSizes(call, products, h, c);
+  if (!call.ok()) return;
+  c->state_bytes = SizeOf(DTypeOf(dtype));
+  const int64_t columns = products * h.size;
+  c->weights = call.Operand("weights", dtype, {1, c->form.slots * h.size, columns});
+  c->weight_row_stride = c->emits ? columns : 1;
+  c->weight_column_stride = c->emits ? 1 : columns;
+  c->script = call.Operand("script", int32, {words});
+  if (call.ok() && words.size < c->form.RootsAt()) {
+    call.Fail("a script of its sizes has " + std::to_string(c->form.RootsAt()) +
+              " words or more, got " + std::to_string(words.size));
+  }
+  if (!c->emits) {
+    c->leaf_states = call.Operand("state", dtype, {leaves, 1, h});
+    for (int64_t i = 0; i < carries; ++i) {
+      c->leaf_carries.push_back(call.Operand("carry", float32, {leaves, h}));
+    }
+  }
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const Span& span = inputs[i];
+    const int64_t units = span.has('h') ? h.size : 1;
+    ElementType type = TypeNamed(call, input_dtypes[i], dtype);
+    const Array array = call.Operand("input", type, {span.has('r') ? rows : 1, span.parts, units});
+    ScanInput form;
+    form.part_stride = units;
+    form.unit_stride = span.has('h') ? 1 : 0;
+    form.row_stride = span.has('r') ? span.parts * units : 0;
+    c->arrays.inputs.push_back({array, SizeOf(DTypeOf(type)), form});
+  }
+}
+
+// Where a batch entry has its arrays.
+GraphScanProblem ProblemOf(const DynamicScanCall& c, int64_t entry) {
+  const auto at = [&](const Array& array, int64_t bytes) {
+    return EntryOf(c.batch, entry, array, bytes);
+  };
+  const auto floats = [&](const Array& array) {
+    return reinterpret_cast<float*>(at(array, sizeof(float)));
+  };
+  const GraphWorkspace workspace = c.Workspace();
+  GraphScanProblem p;
+  const auto* script = reinterpret_cast<const int32_t*>(at(c.script, sizeof(int32_t)));
+  p.group_tiles = script + c.form.GroupTilesAt();
+  p.records = script + c.form.RecordsAt();
+  p.leaves = static_cast<int32_t>(c.form.leaves);
+  p.tiles = static_cast<int32_t>(c.form.tiles);
+  p.groups = static_cast<int32_t>(c.form.groups);
+  p.weights = {at(c.weights, c.state_bytes), c.weight_row_stride, c.weight_column_stride};
+  p.states = at(c.states, c.state_bytes);
+  const auto sums_at = [&](int64_t array) {
+    return reinterpret_cast<float*>(c.workspace + workspace.SumsAt(array));
+  };
+  if (c.emits) {
+    p.sums = sums_at(0);
+    p.leaf_sums = floats(c.leaf_sums);
+  } else {
+    p.leaf_states = at(c.leaf_states, c.state_bytes);
+  }
+  for (size_t i = 0; i < c.leaf_carries.size(); ++i) {
+    p.leaf_carries[i] = floats(c.leaf_carries[i]);
+    p.carries[i] = c.emits ? sums_at(1 + static_cast<int64_t>(i)) : floats(c.carries[i]);
+  }
+  for (size_t i = 0; i < c.arrays.inputs.size(); ++i) {
+    const ScanArrays::Input& input = c.arrays.inputs[i];
+    p.inputs[i] = {at(input.array, input.bytes), input.form.row_stride, input.form.part_stride,
+                   input.form.unit_stride};
+  }
+  for (size_t i = 0; i < c.arrays.outputs.size(); ++i) {
+    p.outputs[i] = at(c.arrays.outputs[i].array, c.arrays.outputs[i].bytes);
+  }
+  p.poll_delays = c.launch.poll_delays;
+  p.wait_limits = c.launch.wait_limits;
+  p.wait_limits.error = reinterpret_cast<uint32_t*>(c.workspace + workspace.launches.ErrorAt());
+  p.arrivals = reinterpret_cast<uint32_t*>(c.workspace + workspace.launches.ArrivalsAt(0));
+  return p;
+}
+
+// What a kernel finds before it begins: states that look unwritten, and sums of nothing. States of
+// an earlier scan would be taken for this one's.
+std::string Clear(const DynamicScanCall& c, const GraphScanProblem& p, cudaStream_t stream) {
+  const GraphWorkspace workspace = c.Workspace();
+  cudaError_t status = cudaSuccess;
+  const auto fill = [&](void* memory, int byte, int64_t bytes) {
+    if (status != cudaSuccess || bytes == 0) return;
+    status = cudaMemsetAsync(memory, byte, static_cast<size_t>(bytes), stream);
+  };
+  fill(p.states, 0xff, c.Rows() * c.states_of_row * c.hidden * c.state_bytes);
+  fill(c.workspace, 0xff, workspace.launches.ClearedBytes());
+  if (c.emits) {
+    const int64_t leaf_bytes = c.form.leaves * c.hidden * int64_t{sizeof(float)};
+    fill(c.workspace + workspace.SumsAt(0), 0, workspace.Bytes() - workspace.SumsAt(0));
+    fill(p.leaf_sums, 0, leaf_bytes);
+    for (size_t i = 0; i < c.leaf_carries.size(); ++i) fill(p.leaf_carries[i], 0, leaf_bytes);
+  }
+  if (status == cudaSuccess) return "";
+  return std::string("clearing states and sums: ") + cudaGetErrorString(status);
+}
+
+struct DynamicScanOperation {
+  using Call = DynamicScanCall;
+  static constexpr char kName[] = "dynamic_scan";
+
+  static void Parse(CallParser& call, Call* c) {
+    c->emits = call.Attribute<bool>("emits");
+    c->form.leaves = call.Integer("leaves", 0, kMostIndex);
+    c->form.tiles = call.Integer("tiles", 1, kMostIndex / kTileRows);
+    c->form.width = kTileRows;
+    c->form.slots = call.Integer("slots", 1, kMaxScanArrays);
+    c->form.groups = call.Integer("script_groups", 1, kMostIndex);
+    ParseArrays(call, c);
+    c->batch = call.batch();
+    ScanLaunches launches;
+    c->launch = ParseLaunch(call, &launches);
+    c->teams = launches.scans;
+    if (c->launch.shape.blocks % c->teams != 0) {
+      call.Fail("attribute blocks must be a multiple of scans, " + std::to_string(c->teams) +
+                ", got " + std::to_string(c->launch.shape.blocks));
+    }
+    c->workspace = call.ResultWorkspace(c->Workspace().Bytes()).data;
+  }
+
+  static std::vector<KernelSource> MoreKernels(const Call&) { return {}; }
+
+  static std::string Launch(const Call& c, int64_t entry, const CudaLaunch& launch) {
+    GraphScanProblem p = ProblemOf(c, entry);
+    const ScopedDevice scoped(launch.device);
+    std::string reason = Clear(c, p, static_cast<cudaStream_t>(launch.stream));
+    if (!reason.empty()) return reason;
+    return LaunchKernel(launch.kernel, launch.shape, &p, launch.device, launch.stream);
+  }
+};
+
+}  // namespace
+
+OperationEntry DynamicScanEntry() {
+  // Kernels are printed for each plan; tests/test_dynamic_device.py compiles some of every kind.
+  OperationEntry entry = ScanEntry<DynamicScanOperation>();
+  for (const TeamVariant& variant : kTeamVariants) entry.cuda_variants.push_back(variant.name);
+  return entry;
+}
+
+}  // namespace jaxsparse

@@ -1,0 +1,93 @@
+// How a team of blocks, each on a multiprocessor of its own, divides one copy of the weights. Block
+// j owns `units` units: all rows of the matrix that lead to these, so that what belongs to a unit
+// stays with its block. The host plans with what is here, and the kernels take their sizes from it.
+#pragma once
+
+#include "types.h"
+
+namespace jaxsparse {
+
+// What a kernel is compiled for, beside the types of the state and the weights.
+struct TeamConfig {
+  int row_parts = 1;        // of the matrix: products of a cell, or slots of its children
+  int column_parts = 1;     // of the matrix, the other way round
+  int state_bytes = 2;      // of an element
+  int hidden = 8;           // h
+  int units = 8;            // of a block, a multiple of 8
+  int warps = 8;            // that make products; the columns are split over them
+  int pointwise_warps = 4;  // that make the pointwise step
+  int sum_warps = 0;  // that sum the parts of products, if pointwise warps don't: where rows emit
+  int passed = 0;     // values of a unit that pointwise warps pass to these: carries for sources
+  int stages = 4;     // of the ring between warps
+  int register_chunks = 0;  // chunks of columns of a warp whose weights stay in registers; the
+                            // others' are read from shared memory for every tile
+  bool asks_ahead = false;  // warps ask for a tile's states before they have those of the last one
+  int product_registers = 0;    // of a product thread, or 0 for an equal share; if not 0, both
+                                // numbers of warps have to be multiples of 4
+  int pointwise_registers = 0;  // the same of the others
+};
+
+struct TeamSizes : TeamConfig {
+  JAXSPARSE_INLINE explicit constexpr TeamSizes(const TeamConfig& config) : TeamConfig(config) {}
+
+  int blocks = Ceil(hidden, units);  // of a team
+  int rows = row_parts * units;      // of the matrix, of a block
+  int part = hidden;                 // columns of the matrix that belong together
+  int columns = column_parts * part;
+
+  // A load of a lane is 16 bytes of a row of states; four lanes share a row.
+  bool tensor_cores = state_bytes == 2;  // or FMA
+  int states_per_load = 16 / state_bytes;
+  int load_columns = 4 * states_per_load;
+  int chunks = Ceil(columns, load_columns);
+  int loads = Ceil(chunks, warps);  // of a lane
+
+  // Tensor cores take rows in tiles of 16, and what a load brings as two k16 steps.
+  int row_tiles = Ceil(rows, 16);
+  int chains = row_tiles >= 4 ? 1 : 2;  // independent sums, which hide the latency of an mma
+
+  // FMA: groups of lanes that share a warp's columns, each with its own rows; rows of a tile that
+  // are multiplied together. A warp's states lie in shared memory, 16 bytes for each row of the
+  // tile and group of columns.
+  int row_groups = 4, batch_tile = 2;
+  int group_lanes = kWarp / row_groups;
+  int lane_rows = Ceil(rows, row_groups);
+  int group_distance = 8 | 1;
+  int warp_states = tensor_cores ? 0 : loads * 4 * group_distance;
+
+  int product_threads = warps * kWarp;
+  int pointwise_threads = pointwise_warps * kWarp;
+  int sum_threads = sum_warps * kWarp;
+  int threads = product_threads + pointwise_threads + sum_threads;
+  int items = Ceil(units * 8, pointwise_threads);  // units and rows of a tile, of a thread
+  int sum_items = sum_warps > 0 ? Ceil(units * 8, sum_threads) : 0;
+
+  // Shared memory: the ring's parts of products, of each warp (row of the matrix, row of the tile),
+  // and what is passed beside them; two barriers for each stage; a flag; weights; states
+  // of warps.
+  int warp_part = row_tiles * 16 * 8;
+  int passed_at = warps * warp_part;
+  int partials = passed_at + passed * units * 8;
+  int barriers_at = stages * partials * 4;
+  int flag_at = barriers_at + stages * 16;
+  int weights_at = Ceil(flag_at + 4, 16) * 16;
+  // Of a lane, for the weights of a chunk: a load's columns, or a group of lanes' for FMA.
+  int weight_chunks = tensor_cores ? loads : Ceil(loads * 4, group_lanes);
+  int chunk_registers = tensor_cores ? row_tiles * 8 : lane_rows * 4;
+  int chunk_bytes = chunk_registers * 4 * product_threads;
+  int states_at = weights_at + (weight_chunks - register_chunks) * chunk_bytes;
+  int shared_bytes = states_at + warps * warp_states * 16;
+
+  // Registers of a product thread for all but the weights that it keeps.
+  int other_registers = 48 + (asks_ahead ? 16 + 8 * loads : 4 * loads) +
+                        (tensor_cores ? 4 * row_tiles * chains : (lane_rows + 4) * batch_tile);
+
+  // The same for all threads: each quarter of a multiprocessor has 512 for every lane of its warps.
+  int all_warps = warps + pointwise_warps + sum_warps;
+  int thread_registers = 512 / ((all_warps + 3) / 4) / 8 * 8;
+
+ private:
+  JAXSPARSE_INLINE static constexpr int Ceil(int a, int b) { return (a + b - 1) / b; }
+};
+
+}  // namespace jaxsparse

@@ -1,0 +1,90 @@
+// The tiles of a team: those of its groups, one group after another, each in rising or in falling
+// order. All warps of its blocks walk through them alike. A script is data, which may be damaged:
+// whatever it says, a warp reads rows before its tile and of the tile's own group alone, so that
+// teams never wait for each other, and the first tile that is not done can always be made.
+#pragma once
+
+#include "cuda/device.cuh"
+#include "dynamic/problem.h"
+#include "dynamic/script.h"
+
+namespace jaxsparse {
+
+// A tile of a group that has tiles `first` to `end` - 1. Behind the last one there is none.
+struct TeamTile {
+  int number, first, end;
+  bool exists;
+};
+
+// A source in memory: a leaf, a row that was computed in the launch, or none.
+struct SourceRow {
+  int64_t row;
+  bool is_leaf, exists;
+};
+
+template <typename Plan, bool kFalling = false>
+class TilesOfTeam {
+  static constexpr ScriptForm kForm{.width = kTileRows, .slots = Plan::kSlots};
+
+ public:
+  __device__ __forceinline__ explicit TilesOfTeam(const GraphScanProblem& p)
+      : group_(static_cast<int>(blockIdx.x / Plan::kBlocks)) {
+    Enter(p);
+  }
+
+  __device__ __forceinline__ TeamTile Next(const GraphScanProblem& p) {
+    while (done_ >= end_ - first_ && group_ < p.groups) {
+      group_ += Plan::kScans;
+      Enter(p);
+    }
+    const int number = kFalling ? end_ - 1 - done_ : first_ + done_;
+    ++done_;
+    return {number, first_, end_, group_ < p.groups};
+  }
+
+  // What the record says of a row's source, or -1 where there is no tile.
+  __device__ __forceinline__ static int LoadSource(const GraphScanProblem& p, const TeamTile& tile,
+                                                   int row, int slot) {
+    return tile.exists ? RecordOf(p, tile)[kRecordSources + row * Plan::kSlots + slot] : -1;
+  }
+  // How many tiles later the one comes that it waits for in falling order: 0 if there is none.
+  __device__ __forceinline__ static int LoadWait(const GraphScanProblem& p, const TeamTile& tile) {
+    const int wait = tile.exists ? RecordOf(p, tile)[kRecordWait] : -1;
+    return wait > tile.number && wait < tile.end ? wait - tile.number : 0;
+  }
+
+  __device__ __forceinline__ static SourceRow Checked(const GraphScanProblem& p,
+                                                      const TeamTile& tile, int source) {
+    const int64_t computed = int64_t{source} - p.leaves;
+    const bool is_leaf = source >= 0 && computed < 0;
+    const bool is_before =
+        computed >= int64_t{tile.first} * kTileRows && computed < int64_t{tile.number} * kTileRows;
+    return {is_leaf ? source : computed, is_leaf, is_leaf || is_before};
+  }
+
+  // How many tiles any team makes.
+  __device__ __forceinline__ static int Used(const GraphScanProblem& p) {
+    return GroupTile(p, p.groups);
+  }
+
+ private:
+  __device__ __forceinline__ static const int32_t* RecordOf(const GraphScanProblem& p,
+                                                            const TeamTile& tile) {
+    return p.records + tile.number * kForm.RecordWords();
+  }
+  __device__ __forceinline__ static int GroupTile(const GraphScanProblem& p, int group) {
+    const int tile = p.group_tiles[group];
+    return tile < 0 ? 0 : tile < p.tiles ? tile : p.tiles;
+  }
+  __device__ __forceinline__ void Enter(const GraphScanProblem& p) {
+    done_ = first_ = end_ = 0;
+    if (group_ >= p.groups) return;
+    first_ = GroupTile(p, group_);
+    end_ = GroupTile(p, group_ + 1);
+  }
+
+  int group_;
+  int done_ = 0, first_ = 0, end_ = 0;
+};
+
+}  // namespace jaxsparse

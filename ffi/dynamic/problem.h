@@ -1,0 +1,64 @@
+// What the host tells the kernels of graph scans: one cell over any graph, by a script (script.h).
+//
+// Rows 0 to leaves - 1 are given; row leaves + tile * kTileRows + lane is computed, tile by tile.
+// Either it gathers from its sources, for every unit:
+//
+//   product[g] = sum over (k, c) of weights[(g, unit), (k, c)] * state[source(row, k)][c]
+//   (product, carries of the sources, inputs) -> (state, carries, outputs)         pointwise
+//
+// or it emits to them, from the last tile to the first:
+//
+//   (sum, sums of carries, inputs) -> (states, carries for each source, outputs)   pointwise
+//   sum of source(row, k) += sum over (g, c) of weights[(k, unit), (g, c)] * states[g][c]
+//   sums of carries of source(row, k) += the carries for it
+//
+// What decides the use of registers is a template argument of the kernel; what is here may change
+// between launches of one kernel, the sizes of a script among it.
+#pragma once
+
+#include "persistent/problem.h"
+#include "recurrent/problem.h"
+
+namespace jaxsparse {
+
+constexpr int kTileRows = 8;         // rows of a tile: columns of a tensor core
+constexpr int kMaxGraphArrays = 24;  // arrays of one kind that a launch takes
+
+// Values of the state's dtype or of float32 for every computed row and unit, of several parts; the
+// distance in elements between neighbours is 0 where it repeats.
+struct GraphInput {
+  const void* data = nullptr;
+  int64_t row_stride = 0;
+  int64_t part_stride = 0;
+  int64_t unit_stride = 0;
+};
+
+struct GraphScanProblem {
+  const int32_t* group_tiles = nullptr;  // of the script, with groups + 1 numbers
+  const int32_t* records = nullptr;      // of the script, one for each tile
+  int32_t leaves = 0;
+  int32_t tiles = 0;
+  int32_t groups = 0;
+
+  DenseWeights weights;  // rows (g, unit) and columns (k, c), or (k, unit) and (g, c)
+  GraphInput inputs[kMaxGraphArrays];
+  const void* leaf_states = nullptr;          // state dtype (leaves, h); where rows gather
+  float* leaf_carries[kMaxGraphArrays] = {};  // (leaves, h) each; where rows emit, sums as below
+
+  // State dtype (tiles * kTileRows, states of a row, h); every byte 0xff before the launch: blocks
+  // find each other's there.
+  void* states = nullptr;
+  float* carries[kMaxGraphArrays] = {};  // (tiles * kTileRows, h) each
+  // Where rows emit: what has come to each row, (tiles * kTileRows, h) and (leaves, h), and in
+  // `carries` of its carries; zeros before the launch.
+  float* sums = nullptr;
+  float* leaf_sums = nullptr;
+  void* outputs[kMaxGraphArrays] = {};  // state dtype or float32 (tiles * kTileRows, parts, h)
+
+  PollDelays poll_delays;
+  WaitLimits wait_limits;
+  uint32_t* arrivals =
+      nullptr;  // of each team at its barrier, kScanFlagBytes apart; every byte 0xff
+};
+
+}  // namespace jaxsparse

@@ -1,0 +1,220 @@
+#include "dynamic/team_plan.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "dynamic/kernels/team.h"
+#include "dynamic/problem.h"
+#include "nvrtc/expression.h"
+#include "nvrtc/kernel.h"
+
+namespace jaxsparse {
+namespace {
+
+// Of the model below. Exchanges were measured on an H100 for scans whose blocks poll each other's
+// data, products by mma.sync beside them; the others are estimates.
+constexpr double kClocks = kClocksOfMicrosecond;
+constexpr double kStart = 7.0;      // microseconds in which a launch loads weights
+constexpr double kExchange = 0.55;  // of what a block waits for, in microseconds
+constexpr double kExchangeOfKilobyte = 0.015;
+constexpr double kClocksOfMma = 2.4;              // on a multiprocessor, of 16 x 8 x 16
+constexpr double kOverheadOfFma = 1.3;            // what sums over lanes and loads of states add
+constexpr double kStep = 0.2, kStepOfItem = 0.1;  // sums and the pointwise step of a tile
+constexpr double kSums = 0.2;                     // what rows emit, added to their sources
+constexpr double kLatency = 0.4;   // of a load from the L2 cache, and those behind it
+constexpr double kBesides = 0.05;  // what a tile takes that waits for nothing
+constexpr double kCacheBytesOfMicrosecond = 5.5e6;
+// Tiles of a team that wait for the one before them, as levels of trees do; others are beside them.
+constexpr double kLevels = 20;
+constexpr int kMostThreadRegisters = 232;
+constexpr int kLeastPointwiseRegisters = 88;  // found by compiling Tree-LSTMs and chains of LSTMs
+constexpr int kPassingRegisters = 16;
+constexpr int64_t kMostBlockWeights = 1 << 25;  // far more than any block has room for
+
+double Double(int64_t x) { return static_cast<double>(x); }
+int64_t RoundUp(int64_t a, int64_t multiple) { return CeilDivide(a, multiple) * multiple; }
+
+// The registers that threads have if those of the pointwise step keep no more than they need, and
+// the weights that lie in the others'.
+void DistributeRegisters(const GraphScanForm& form, TeamConfig* config) {
+  const TeamSizes sizes(*config);
+  const int warps = config->warps, others = config->pointwise_warps + config->sum_warps;
+  const int equal = sizes.thread_registers;
+  const auto needed = static_cast<int>(RoundUp(
+      std::max<int64_t>(kLeastPointwiseRegisters, 64 + sizes.items * (form.arrays + form.products)),
+      8));
+  int product = std::min(equal, kMostThreadRegisters);
+  if (needed < equal && warps % 4 == 0 && others % 4 == 0) {
+    const int all = equal * (warps + others);
+    product = std::min((all - others * needed) / warps / 8 * 8, kMostThreadRegisters);
+    config->product_registers = product;
+    config->pointwise_registers = needed;
+  }
+  const int for_weights = product - sizes.other_registers;
+  const bool all_fit = for_weights >= sizes.weight_chunks * sizes.chunk_registers;
+  // Those of a chunk that come from shared memory pass through some.
+  const int passing = std::min(sizes.chunk_registers, kPassingRegisters);
+  config->register_chunks =
+      all_fit ? sizes.weight_chunks
+              : std::clamp((for_weights - passing) / sizes.chunk_registers, 0, sizes.weight_chunks);
+}
+
+std::string ExpressionOf(const TeamConfig& c) {
+  return ConfigExpression(
+      "TeamConfig",
+      {Field("row_parts", c.row_parts), Field("column_parts", c.column_parts),
+       Field("state_bytes", c.state_bytes), Field("hidden", c.hidden), Field("units", c.units),
+       Field("warps", c.warps), Field("pointwise_warps", c.pointwise_warps),
+       Field("sum_warps", c.sum_warps), Field("passed", c.passed), Field("stages", c.stages),
+       Field("register_chunks", c.register_chunks), Field("asks_ahead", c.asks_ahead),
+       Field("product_registers", c.product_registers),
+       Field("pointwise_registers", c.pointwise_registers)});
+}
+
+std::string ConstantsOf(const TeamConfig& config, const GraphScanForm& form, int64_t teams,
+                        bool barrier) {
+  std::string text = "  static constexpr jaxsparse::TeamSizes kSizes{" + ExpressionOf(config);
+  text += "};\n  static constexpr int kSlots = " + std::to_string(form.slots) + ";\n";
+  text += "  static constexpr int kScans = " + std::to_string(teams) + ";\n";
+  text += "  static constexpr int kBlocks = kSizes.blocks;\n";
+  text += "  static constexpr int kLayers = 1;\n";
+  text += "  static constexpr bool kBarrier = " + Literal(barrier) + ";\n";
+  return text;
+}
+
+// Of a tile, in a block.
+double ProductMicroseconds(const TeamSizes& sizes) {
+  const double of_shared = Double(sizes.states_at - sizes.weights_at) / 128;
+  if (sizes.tensor_cores) {
+    const int64_t count = int64_t{2} * sizes.loads * sizes.row_tiles * sizes.warps;
+    return (Double(count) * kClocksOfMma + of_shared) / kClocks;
+  }
+  const int64_t rows = int64_t{sizes.row_groups} * sizes.lane_rows;
+  const double multiplied = Double(rows * sizes.columns * kTileRows) / 128;
+  return (multiplied * kOverheadOfFma + of_shared * kTileRows / sizes.batch_tile) / kClocks;
+}
+
+void Predict(const GraphScanForm& form, const TeamSizes& sizes, TeamPlan* plan) {
+  // KB that each block receives for a tile.
+  const double received = Double(int64_t{sizes.columns} * kTileRows * sizes.state_bytes) / 1e3;
+  const double product = ProductMicroseconds(sizes);
+  const double step = kStep + kStepOfItem * (sizes.items - 1);
+  const double sums = form.emits ? kSums + kStepOfItem * (sizes.sum_items - 1) : 0.0;
+  plan->tile_microseconds = kExchange + kExchangeOfKilobyte * received + product + step + sums;
+  // Or else it begins to ask when the products before it are done.
+  const double asks = sizes.asks_ahead ? 0.0 : kLatency;
+  plan->beside_microseconds = std::max({asks + product, step, sums}) + kBesides;
+  const double share = Double(CeilDivide(form.tiles, plan->teams));
+  // A group has a tile for each level at least.
+  const double tiles = form.groups == 0 ? std::max(share, kLevels) : share;
+  const double in_turn = std::min(tiles, kLevels);
+  const double by_cache =
+      Double(form.tiles) * sizes.blocks * received * 1e3 / kCacheBytesOfMicrosecond;
+  plan->total_microseconds = kStart + std::max(in_turn * plan->tile_microseconds +
+                                                   (tiles - in_turn) * plan->beside_microseconds,
+                                               by_cache);
+}
+
+// Warps that make products, stages of the ring that they fill, and whether they ask for states
+// ahead. Where several are predicted to take as long, the first one is taken.
+struct RingKind {
+  int warps, stages;
+  bool asks_ahead;
+};
+constexpr RingKind kRings[] = {{8, 4, true},  {4, 4, true},  {2, 4, true}, {1, 4, true},
+                               {8, 2, true},  {4, 2, true},  {2, 2, true}, {8, 4, false},
+                               {4, 4, false}, {8, 2, false}, {4, 2, false}};
+
+// The plan of teams whose blocks have so many units and such a ring, if they fit.
+std::optional<TeamPlan> PlanOf(const TeamVariant& variant, const GraphScanForm& form,
+                               const Gpu& gpu, int64_t units, const RingKind& ring) {
+  TeamConfig config;
+  config.row_parts = static_cast<int>(form.emits ? form.slots : form.products);
+  config.column_parts = static_cast<int>(form.emits ? form.products : form.slots);
+  config.state_bytes = static_cast<int>(SizeOf(form.dtype));
+  config.hidden = static_cast<int>(form.hidden);
+  config.units = static_cast<int>(units);
+  config.warps = ring.warps;
+  config.stages = ring.stages;
+  config.asks_ahead = ring.asks_ahead;
+  if (form.emits) {
+    config.sum_warps = 4;
+    config.passed = static_cast<int>(form.slots * form.carries);
+  }
+  DistributeRegisters(form, &config);
+  const TeamSizes sizes(config);
+  const int64_t room = gpu.multiprocessors / sizes.blocks;
+  const int64_t teams = form.groups == 0 ? room : std::min(form.groups, room);
+  if (teams == 0 || sizes.shared_bytes > gpu.shared_bytes || sizes.chunks < ring.warps) {
+    return std::nullopt;
+  }
+  TeamPlan plan;
+  plan.variant = &variant;
+  plan.teams = static_cast<int>(std::min<int64_t>(teams, kMaxScansOfLaunch));
+  plan.constants = ConstantsOf(config, form, plan.teams, variant.barrier);
+  plan.blocks = sizes.blocks;
+  plan.threads = sizes.threads;
+  plan.shared_bytes = sizes.shared_bytes;
+  plan.poll_delay = 400;
+  plan.poll_delay_increase = 8;
+  plan.poll_delay_decrease = 8;
+  plan.in_registers = static_cast<double>(sizes.register_chunks) / sizes.weight_chunks;
+  Predict(form, sizes, &plan);
+  return plan;
+}
+
+void KeepFaster(std::optional<TeamPlan> plan, std::optional<TeamPlan>* best) {
+  if (plan && (!*best || plan->total_microseconds < (*best)->total_microseconds)) {
+    *best = std::move(plan);
+  }
+}
+
+std::string ReasonAgainst(const TeamVariant& variant, const GraphScanForm& form) {
+  const bool is_narrow = SizeOf(form.dtype) == 2;
+  if (variant.tensor_cores && !is_narrow) return "needs 16-bit states and weights";
+  if (!variant.tensor_cores && is_narrow) return "16-bit products run on tensor cores";
+  if (form.emits && form.slots * kTileRows > kWarp) {
+    return std::to_string(form.slots) + " children of a row are more than " +
+           std::to_string(kWarp / kTileRows) + " in a gradient";
+  }
+  if (form.hidden % 8 != 0) return std::to_string(form.hidden) + " units are no multiple of 8";
+  return "";
+}
+
+}  // namespace
+
+TeamChoice PlanTeams(const GraphScanForm& form, const Gpu& gpu, const std::string& wanted) {
+  TeamChoice choice;
+  for (const TeamVariant& variant : kTeamVariants) {
+    if (wanted.empty() ? variant.barrier : wanted != variant.name) continue;
+    std::string reason = ReasonAgainst(variant, form);
+    if (reason.empty()) {
+      for (int64_t units = 8; units < form.hidden + 8; units += 8) {
+        // Blocks whose last one has hardly any units are those of fewer units.
+        const int64_t blocks = CeilDivide(form.hidden, units);
+        if (units > 8 && CeilDivide(form.hidden, units - 8) == blocks) continue;
+        if (Double(form.products * form.slots) * Double(form.hidden) * Double(units) >
+            Double(kMostBlockWeights)) {
+          break;
+        }
+        for (const RingKind& ring : kRings) {
+          KeepFaster(PlanOf(variant, form, gpu, units, ring), &choice.best);
+        }
+      }
+      if (!choice.best) {
+        const std::string hidden = std::to_string(form.hidden);
+        reason = std::to_string(form.slots) + " x " + hidden + " x " +
+                 std::to_string(form.products) + " x " + hidden +
+                 " weights don't fit the registers and shared memory of " +
+                 std::to_string(gpu.multiprocessors) + " multiprocessors";
+      }
+    }
+    if (!reason.empty()) {
+      if (!choice.reason.empty()) choice.reason += "; ";
+      choice.reason += std::string(variant.name) + ": " + reason;
+    }
+  }
+  return choice;
+}
+
+}  // namespace jaxsparse

@@ -1,0 +1,157 @@
+// Scans whose rows emit to their sources, whose teams run at once on an emulated GPU.
+#include "device/graph_scan_operands.h"
+// The steps come first.
+#include "dynamic/kernels/graph_scan.cu"
+// The kernel comes first.
+#include "device/graph_scan_plans.h"
+
+namespace jaxsparse {
+namespace {
+
+template <typename Step, typename Plan>
+class EmitTest : public GraphOperands<Step, Plan> {
+  using Base = GraphOperands<Step, Plan>;
+  using Base::kHidden, Base::kSlots, Base::script_;
+  using typename Base::State;
+
+ public:
+  explicit EmitTest(const RandomScript& script)
+      : Base(script, Step::kStates),
+        sums_(Room(Base::Rows())),
+        carries_(Room(Base::Rows())),
+        leaf_sums_(Room(script.leaves)),
+        leaf_carries_(Room(script.leaves)) {}
+
+  GraphScanProblem Problem() {
+    GraphScanProblem p = Base::Problem();
+    p.weights.row_stride = Step::kStates * kHidden;
+    p.weights.column_stride = 1;
+    p.sums = sums_.data();
+    p.carries[0] = carries_.data();
+    p.leaf_sums = leaf_sums_.data();
+    p.leaf_carries[0] = leaf_carries_.data();
+    return p;
+  }
+
+  // From the last row to the first, by the states that the kernel has found.
+  void Check() const {
+    const int64_t all = script_.leaves + Base::Rows();
+    std::vector<double> sums(static_cast<size_t>(all * kHidden)), carries(sums);
+    for (int64_t row = Base::Rows() - 1; row >= 0; --row) {
+      const int64_t own = (script_.leaves + row) * kHidden;
+      for (int64_t unit = 0; unit < kHidden; ++unit) {
+        CheckUnit(row, unit, sums[own + unit], carries[own + unit], &carries);
+      }
+      Emit(row, &sums);
+    }
+    for (int64_t i = 0; i < script_.leaves * kHidden; ++i) {
+      Base::Compare("sum of leaf", i / kHidden, i % kHidden, leaf_sums_[i], sums[i]);
+      if (Step::kCarries == 0) continue;
+      Base::Compare("carry of leaf", i / kHidden, i % kHidden, leaf_carries_[i], carries[i]);
+    }
+  }
+
+  std::vector<float> Sums() const {
+    std::vector<float> all = leaf_sums_;
+    all.insert(all.end(), leaf_carries_.begin(), leaf_carries_.end());
+    return all;
+  }
+
+ private:
+  static std::vector<float> Room(int64_t rows) {
+    return std::vector<float>(static_cast<size_t>(rows * kHidden));
+  }
+
+  void CheckUnit(int64_t row, int64_t unit, double sum, double carry_sum,
+                 std::vector<double>* carries) const {
+    float products[1] = {static_cast<float>(sum)}, carry[kSlots] = {static_cast<float>(carry_sum)};
+    float inputs[4], states[Step::kStates] = {}, outputs[3] = {};
+    Base::InputsOf(row, unit, inputs);
+    Step::Apply(products, carry, inputs, states, outputs);
+    const bool is_real = Base::IsReal(row);
+    for (int s = 0; s < Step::kStates; ++s) {
+      const State got = this->states_[(row * Step::kStates + s) * kHidden + unit];
+      Base::Compare("state", row, unit, got, is_real ? states[s] : 0);
+    }
+    if (!is_real) outputs[0] = outputs[1] = outputs[2] = 0;
+    Base::CompareOutputs(row, unit, outputs);
+    for (int k = 0; k < kSlots; ++k) {
+      const int64_t source = Base::SourceOf(row, k);
+      if (source >= 0) (*carries)[source * kHidden + unit] += carry[k];
+    }
+  }
+
+  void Emit(int64_t row, std::vector<double>* sums) const {
+    constexpr int64_t kColumns = Step::kStates * kHidden;
+    for (int k = 0; k < kSlots; ++k) {
+      const int64_t source = Base::SourceOf(row, k);
+      for (int64_t unit = 0; source >= 0 && unit < kHidden; ++unit) {
+        for (int64_t c = 0; c < kColumns; ++c) {
+          (*sums)[source * kHidden + unit] +=
+              double(ToAccumulator(this->weights_[(k * kHidden + unit) * kColumns + c])) *
+              ToAccumulator(this->states_[row * kColumns + c]);
+        }
+      }
+    }
+  }
+
+  std::vector<float> sums_, carries_, leaf_sums_, leaf_carries_;
+};
+
+template <typename Step, typename Arrays, typename S, int kHidden, int kSlots, TeamOptions kOptions>
+std::vector<float> Test(const Case& c) {
+  using Plan = TeamPlan<Step, Arrays, S, kHidden, kSlots, kOptions>;
+  EmitTest<Step, Plan> test(c.script);
+  Run<Plan>(c, &test, GraphEmit<Step, Plan>);
+  return test.Sums();
+}
+
+}  // namespace
+}  // namespace jaxsparse
+
+int main() {
+  using namespace jaxsparse;
+  {  // two slots, two teams for three groups
+    constexpr auto Tree = Test<TreeAdjointStep, TreeArrays, bfloat16, 24, 2,
+                               TeamOptions{8, 2, 2, 3, 2, 2, false, false, 0, 2}>;
+    Tree({.script = {.tiles = 9, .groups = 3}});
+    Tree({.script = {.tiles = 9, .unused = 0, .groups = 3}, .backwards = true});
+    Tree({.script = {.leaves = 1, .tiles = 1, .groups = 1}});
+    Tree({.script = {.tiles = 0, .groups = 1}});
+    Tree({.script = {.tiles = 9, .groups = 3, .is_damaged = true}});
+    Tree({.script = {.tiles = 9, .groups = 3}, .missing = 1});
+  }
+  {  // a last block with fewer units, several items of a thread, weights in shared memory
+    constexpr auto Tree = Test<TreeAdjointStep, TreeArrays, float16, 40, 2,
+                               TeamOptions{32, 1, 2, 2, 3, 1, false, false, 0, 1}>;
+    Tree({.script = {.groups = 2}});
+  }
+  {  // blocks that meet, and warps that are held up
+    constexpr auto Tree = Test<TreeAdjointStep, TreeArrays, bfloat16, 32, 2,
+                               TeamOptions{16, 2, 4, 2, 1, 2, false, true, 0, 1}>;
+    Tree({.script = {.tiles = 8}});
+    constexpr auto Chain = Test<ChainStep, NoArrays, bfloat16, 64, 1,
+                                TeamOptions{16, 2, 1, 4, 1, 2, true, false, 3000, 4}>;
+    Chain({.script = {.tiles = 12}});
+    Chain({.script = {.tiles = 12}, .backwards = true});
+  }
+  {  // sums are the same, in whatever order blocks and warps run
+    constexpr auto Tree = Test<TreeAdjointStep, TreeArrays, bfloat16, 24, 2,
+                               TeamOptions{8, 2, 2, 3, 2, 2, false, false, 0, 2}>;
+    constexpr auto Late = Test<TreeAdjointStep, TreeArrays, bfloat16, 24, 2,
+                               TeamOptions{8, 2, 2, 3, 2, 2, false, false, 3000, 2}>;
+    const Case c{.script = {.leaves = 2, .tiles = 9, .groups = 1}, .backwards = true};
+    for (const uint32_t seed : {3u, 4u}) {
+      generator.seed(seed);
+      const std::vector<float> sums = Tree(c);
+      generator.seed(seed);
+      if (Late(c) != sums) Fail("sums of other runs", seed, 0, 1, 0);
+    }
+  }
+  {  // float32, some weights in shared memory
+    constexpr auto Tree = Test<TreeAdjointStep, TreeArrays, float, 40, 2,
+                               TeamOptions{8, 4, 2, 3, 1, 2, false, false, 0, 2}>;
+    Tree({.script = {.tiles = 7}});
+  }
+  std::puts("all results agree");
+}

@@ -1,0 +1,137 @@
+"""The kernel behind a scan over graphs: its source, and the call of its FFI target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax.core import ShapedArray
+
+from jaxsparse import _ffi
+from jaxsparse.device import AnyDevice, Device
+from jaxsparse.dynamic.plan import NoPlan, Plan, ScanForm, make_plan
+from jaxsparse.primitive import Fallback, FfiCall, UnavailableError
+from jaxsparse.recurrent import printer
+from jaxsparse.recurrent.engine import most_delay, printed_step, wait_limit
+from jaxsparse.recurrent.step import Step
+
+_FILE = "dynamic/kernels/graph_scan.cu"
+EXPRESSIONS = {
+    False: "jaxsparse::GraphGather<PrintedStep, PrintedPlan>",
+    True: "jaxsparse::GraphEmit<PrintedStep, PrintedPlan>",  # of a scan that emits
+}
+_UNMEASURED = "it is taken by implementation='cuda' only, until it has been measured"
+
+
+def form_of(params: dict[str, Any], avals: Sequence[ShapedArray], names: Sequence[str]) -> ScanForm:
+    """The form of a scan over graphs for operands of these types."""
+    step: Step = params["step"]
+    form, emits = params["form"], params["emits"]
+    by_name = dict(zip(names, avals, strict=True))
+    weights = by_name["weights"]
+    hidden = weights.shape[-2] // form.slots
+    carries = step.carries_taken + step.carries_made
+    return ScanForm(
+        emits=emits,
+        products=step.states if emits else step.products,
+        slots=form.slots,
+        carries=step.carries,
+        arrays=carries + sum(step.inputs) + sum(step.outputs),
+        most_arrays=max(step.carries, len(step.inputs), len(step.outputs), step.products),
+        hidden=hidden,
+        tiles=form.tiles,
+        groups=form.groups,
+        width=form.width,
+        kinds=form.kinds,
+        state_dtype=params["dtype"],
+        weight_dtype=weights.dtype.name,
+        input_dtypes=tuple(by_name[f"input {i}"].dtype.name for i in range(len(step.inputs))),
+    )
+
+
+def source(step: Step, form: ScanForm, plan: Plan, delay: int) -> str:
+    """The kernel's translation unit: the step and the plan, printed, and the kernel.
+
+    ``delay`` is `recurrent.engine.most_delay`.
+    """
+    outputs = tuple("float32" if wide else form.state_dtype for wide in step.wide_outputs)
+    dtype = _ffi.SCAN_DTYPES[form.state_dtype]
+    return (
+        f'#include "{_FILE}"\n#include "cuda/pointwise.cuh"\n\n'
+        f"{printed_step(step)}\n"
+        "struct PrintedPlan {\n"
+        f"  using State = {dtype};\n"
+        f"  using Weight = {dtype};\n"
+        f"{printer.print_arrays(step.inputs, form.input_dtypes, step.outputs, outputs)}"
+        f"{plan.constants}"
+        f"  static constexpr unsigned kMostDelay = {delay};\n"
+        "};\n"
+    )
+
+
+def ffi_call(
+    params: dict[str, Any], avals: Sequence[ShapedArray], names: Sequence[str], device: AnyDevice
+) -> FfiCall | Fallback:
+    """How the target is called for operands of these types on a GPU, or why the plain path runs.
+
+    Raises:
+        UnavailableError: if a kernel was asked for and can't be had.
+    """
+    assert isinstance(device, Device)  # on what is none, no kernel of scans runs
+    step: Step = params["step"]
+    implementation, variant = params["implementation"], params["variant"]
+    if implementation != "cuda" and variant is None:
+        return Fallback(_UNMEASURED)
+    form, delay = form_of(params, avals, names), most_delay()
+    plan: Plan | NoPlan = make_plan(form, device, variant)
+    if isinstance(plan, Plan):
+        try:
+            text = source(step, form, plan, delay)
+        except ValueError as error:  # in a derivative: the cell itself was checked
+            plan = NoPlan(str(error))
+    if isinstance(plan, NoPlan):
+        asked = f"variant {variant!r}" if variant else "implementation='cuda'"
+        raise UnavailableError(
+            f"dynamic.scan: {asked} was asked for, but {plan.reason}", plan.reason
+        )
+    spans = (f"{n}{span}" for n, span in zip(step.inputs, params["spans"], strict=True))
+    outputs = ("float32" if wide else form.state_dtype for wide in step.wide_outputs)
+    of_script = params["form"]
+    return FfiCall(
+        tuple(names),
+        {
+            "name": f"dynamic_scan_{plan.variant}.cu",
+            "source": text,
+            "expression": EXPRESSIONS[form.emits],
+            "emits": form.emits,
+            "products": form.products,
+            "slots": form.slots,
+            "leaves": of_script.leaves,
+            "tiles": of_script.tiles,
+            # What a launch of any scan is told.
+            "groups": 1,
+            "scans": plan.teams,
+            "exchange_bytes": 0,
+            "script_groups": of_script.groups,
+            "carries": step.carries,
+            "inputs": " ".join(spans),
+            "input_dtypes": " ".join(form.input_dtypes),
+            "outputs": " ".join(map(str, step.outputs)),
+            "output_dtypes": " ".join(outputs),
+            "blocks": plan.teams * plan.blocks,
+            "threads": plan.threads,
+            "cluster": 1,
+            "shared_bytes": plan.shared_bytes,
+            "poll_delay": plan.poll_delay,
+            "poll_delay_increase": plan.poll_delay_increase,
+            "poll_delay_decrease": plan.poll_delay_decrease,
+            "wait_limit_ns": int(wait_limit() * 1e9),
+        },
+        workspace=_ffi.team_workspace_bytes(
+            teams=plan.teams,
+            sums=1 + step.carries if form.emits else 0,
+            rows=of_script.computed,
+            hidden=form.hidden,
+        ),
+        plan=plan,
+    )

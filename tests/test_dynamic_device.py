@@ -1,0 +1,260 @@
+"""Kernels of scans over graphs: plans and sources without a GPU, numbers with one."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checks import PLATFORM
+from dynamic_problems import CELLS
+from random_graphs import random_arrays
+from recurrent_problems import kernels
+
+from jaxsparse import H200, _ffi, dynamic, explain
+from jaxsparse.dynamic import engine
+from jaxsparse.dynamic.plan import NoPlan, Plan, ScanForm, make_plan
+from jaxsparse.recurrent.failures import check
+
+needs_gpu = pytest.mark.skipif(PLATFORM != "cuda", reason="needs a GPU")
+VARIANTS = ("team_tensor_cores", "team_tensor_cores_barrier")
+
+
+class Case:
+    """Operands of a scan over random graphs that have several parents, and children twice."""
+
+    def __init__(self, name, h, dtype, *, graphs=12, rows=30, groups=3, width=8, seed=0):
+        self.cell, products, gates, tree = CELLS[name]
+        rng = np.random.default_rng(seed)
+        slots = self.cell.children
+        arrays = random_arrays(rng, graphs=graphs, most_rows=rows, slots=slots)
+        self.graphs = dynamic.Graphs.from_arrays(**arrays)
+        layout = dynamic.Layout(width=width, groups=groups, slots=slots)
+        self.script = dynamic.pack(self.graphs, range(graphs), layout)
+        form = self.script.form
+        draw = rng.standard_normal
+        self.weights = jnp.asarray(draw((slots * h, products * h)) / np.sqrt(2 * slots * h), dtype)
+        count = jax.tree.structure(tree).num_leaves
+        leaves = [jnp.asarray(draw((form.leaves, h)), jnp.float32) for _ in range(count)]
+        leaves[-1] = jnp.tanh(leaves[-1]).astype(dtype)
+        self.carry = jax.tree.unflatten(jax.tree.structure(tree), leaves)
+        self.bias = jnp.asarray(draw(products * h) / 2, jnp.float32)
+        self.xs = jnp.asarray(draw((form.inputs, gates * h)), dtype) if gates else None
+
+    @property
+    def operands(self):
+        return self.weights, self.carry, self.xs, self.bias
+
+    def scan(self, operands, **options):
+        weights, carry, xs, bias = operands
+        return dynamic.scan(self.cell, weights, carry, self.script, xs, bias=bias, **options)
+
+    def loss(self, operands, **options):
+        made = jax.tree.leaves(self.scan(operands, **options))
+        return sum(jnp.sum(jnp.sin(x.astype(jnp.float32))) for x in made)
+
+
+FORM = ScanForm(
+    products=5,
+    slots=2,
+    hidden=256,
+    tiles=200,
+    groups=8,
+    state_dtype="bfloat16",
+    weight_dtype="bfloat16",
+)
+
+
+def test_teams_fill_the_gpu():
+    """The plan of a Tree-LSTM is the one that docs/persistent_scans.md gives."""
+    plan = make_plan(FORM, H200)
+    assert (plan.teams, plan.blocks, plan.in_registers) == (8, 16, 1.0), plan
+    assert "8 teams of 16 blocks" in str(plan) and "100 % of the weights in registers" in str(plan)
+    adjoint = make_plan(dataclasses.replace(FORM, emits=True), H200)
+    assert adjoint.tile_microseconds > plan.tile_microseconds
+    alone = make_plan(dataclasses.replace(FORM, groups=1), H200)
+    assert alone.teams == 1 and alone.tile_microseconds < plan.tile_microseconds
+
+
+@pytest.mark.parametrize("emits", [False, True])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_plans_fit(emits, dtype):
+    """Of sizes that are drawn: all weights are somewhere, and blocks within what a GPU has."""
+    rng = np.random.default_rng(0)
+    planned = 0
+    for _ in range(200):
+        form = dataclasses.replace(
+            FORM,
+            emits=emits,
+            products=int(rng.integers(1, 9)),
+            slots=int(rng.integers(1, 5)),
+            carries=int(rng.integers(0, 3)),
+            hidden=8 * int(rng.integers(1, 130)),
+            tiles=int(rng.integers(1, 3000)),
+            groups=int(rng.integers(0, 40)),
+            state_dtype=dtype,
+            weight_dtype=dtype,
+        )
+        small = dataclasses.replace(H200, name="small", multiprocessors=int(rng.integers(1, 133)))
+        plan = make_plan(form, small)
+        if isinstance(plan, NoPlan):
+            assert "don't fit the registers and shared memory" in plan.reason
+            # Of a block with as few units as there can be; FMA has a tile's states there, too.
+            units = 8 * -(-form.hidden // 8 // small.multiprocessors)
+            weights = jnp.dtype(dtype).itemsize * form.products * form.slots * form.hidden * units
+            columns = form.hidden * (form.products if emits else form.slots)
+            states = 8 * 4 * columns if dtype == "float32" else 0
+            assert weights + states > 0.5 * small.shared_bytes, (form, small)
+            continue
+        planned += 1
+        assert plan.teams * plan.blocks <= small.multiprocessors
+        assert plan.teams <= form.groups or form.groups == 0
+        assert plan.shared_bytes <= small.shared_bytes and plan.threads <= 1024
+        config = dict(re.findall(r"\.(\w+) = (\d+)", plan.constants))
+        config = {name: int(value) for name, value in config.items()}
+        assert config["units"] * plan.blocks >= form.hidden > config["units"] * (plan.blocks - 1)
+        others = config["pointwise_warps"] + config["sum_warps"]
+        assert plan.threads == 32 * (config["warps"] + others)
+        assert (config["sum_warps"] > 0) == emits
+        product, few = config["product_registers"], config["pointwise_registers"]
+        if product:
+            assert config["warps"] % 4 == others % 4 == 0
+            assert 32 * (config["warps"] * product + others * few) <= 65536
+    assert planned > 50
+
+
+def test_layouts_have_a_group_for_each_team():
+    weights = jax.ShapeDtypeStruct((512, 1280), jnp.bfloat16)
+    layout = dynamic.Layout.teams(weights, 1200, device=H200)
+    assert layout == dynamic.Layout(width=8, groups=8, slots=2)
+    half = dataclasses.replace(H200, name="half", multiprocessors=66)
+    assert dynamic.Layout.teams(weights, 1200, device=half).groups == 4
+    with pytest.raises(ValueError, match=r"no kernel takes these weights: .* don't fit"):
+        dynamic.Layout.teams(jax.ShapeDtypeStruct((8192, 20480), "bfloat16"), 9, device=H200)
+    with pytest.raises(ValueError, match=r"must be \(K h, P h\) with K = 3, got \(512, 1280\)"):
+        dynamic.Layout.teams(weights, 9, 3)
+
+
+def test_what_no_kernel_takes():
+    def reason(**changes):
+        plan = make_plan(dataclasses.replace(FORM, **changes), H200)
+        assert isinstance(plan, NoPlan)
+        return plan.reason
+
+    assert "tiles of 8 rows, and the script's have 16" in reason(width=16)
+    assert "rows of 2 kinds" in reason(kinds=2)
+    assert "one dtype" in reason(weight_dtype="float32")
+    assert "250 units are no multiple of 8" in reason(hidden=250)
+    assert "don't fit" in reason(hidden=4096)
+    assert "5 children of a row are more than 4" in reason(slots=5, emits=True)
+    assert "inputs of ['float16']" in reason(input_dtypes=("float16",))
+    old = make_plan(FORM, dataclasses.replace(H200, name="A100", compute_capability=80))
+    assert "compute capability 8.0" in old.reason
+
+
+def test_explain_says_the_plan():
+    case = Case("tree_lstm", 64, jnp.bfloat16)
+    (by_kernel,) = explain(
+        functools.partial(case.scan, implementation="cuda"), case.operands, device=H200
+    )
+    assert isinstance(by_kernel.plan, Plan) and by_kernel.plan.variant == VARIANTS[0]
+    (plain,) = explain(case.scan, case.operands, device=H200)
+    assert "until it has been measured" in str(plain)
+    wide = Case("tree_lstm", 64, jnp.bfloat16, width=16)
+    (refused,) = explain(
+        functools.partial(wide.scan, implementation="cuda"), wide.operands, device=H200
+    )
+    assert "refused, because kernels take tiles of 8 rows" in str(refused)
+
+
+@pytest.mark.parametrize(
+    "name, dtype, variant, delay",
+    [
+        ("tree_lstm", "bfloat16", VARIANTS[0], 0),
+        ("every_child", "float16", VARIANTS[1], 1000),
+        ("chain", "float32", "team_fma", 0),
+    ],
+)
+def test_every_kind_of_kernel_compiles(name, dtype, variant, delay, monkeypatch):
+    monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "")
+    monkeypatch.setenv("JAXSPARSE_SCAN_DELAY", str(delay))
+    try:
+        _ffi.nvrtc_version()
+    except RuntimeError as error:
+        pytest.skip(f"needs NVRTC: {error}")
+    case = Case(name, 64, jnp.dtype(dtype))
+    loss = functools.partial(case.loss, variant=variant, implementation="cuda")
+    found = kernels(jax.grad(loss), case.operands)
+    assert len(found) == 2
+    for (file, source), expression in zip(found, engine.EXPRESSIONS.values(), strict=True):
+        assert variant in file and "struct PrintedStep" in source
+        assert _ffi.compile_kernel(file, expression, "sm_90a", source).startswith(b"\x7fELF")
+
+
+# ---- On a GPU ----
+
+
+def both(case, function, **options):
+    """A function of a case's operands by the kernel and by the plain path."""
+    return [
+        jax.jit(functools.partial(function, **of))(case.operands)
+        for of in ({"implementation": "cuda", **options}, {"implementation": "xla"})
+    ]
+
+
+@needs_gpu
+@pytest.mark.parametrize(
+    "dtype, variant",
+    [
+        ("bfloat16", "team_tensor_cores"),
+        ("float16", "team_tensor_cores_barrier"),
+        ("float32", "team_fma"),
+        ("float32", "team_fma_barrier"),
+    ],
+)
+@pytest.mark.parametrize("name", ["tree_lstm", "tree_lstm_with_x", "every_child", "chain"])
+def test_agrees_with_the_plain_path(name, dtype, variant):
+    """Values, gradients of all operands, and the same bits each time."""
+    case = Case(name, 72, jnp.dtype(dtype))
+    tolerance = {"bfloat16": 5e-2, "float16": 8e-3, "float32": 1e-4}[dtype]
+
+    def size(x):
+        return float(jnp.abs(x.astype(jnp.float32)).max())
+
+    def compare(got, expected):
+        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+            assert a.dtype == b.dtype and size(b) > 0
+            assert size(a.astype(jnp.float32) - b) < tolerance * (1 + size(b))
+
+    compare(*both(case, case.scan, variant=variant))
+    gradient, plain = both(case, jax.grad(case.loss), variant=variant)
+    compare(gradient, plain)
+    again, _ = both(case, jax.grad(case.loss), variant=variant)
+    jax.tree.map(np.testing.assert_array_equal, gradient, again)
+    check()
+
+
+@needs_gpu
+def test_states_are_the_same_in_any_packing():
+    """Of another number of groups, where tiles and teams are others."""
+    states = []
+    for groups in (1, 2, 5):
+        case = Case("tree_lstm", 64, jnp.bfloat16, groups=groups)
+        _, h = jax.jit(functools.partial(case.scan, implementation="cuda"))(case.operands)
+        states.append(case.script.roots(case.carry[1], h))
+    for other in states[1:]:
+        np.testing.assert_array_equal(states[0], other)
+
+
+@needs_gpu
+def test_delays_change_nothing(monkeypatch):
+    case = Case("tree_lstm", 64, jnp.bfloat16, graphs=40)
+    expected, _ = both(case, jax.grad(case.loss))
+    monkeypatch.setenv("JAXSPARSE_SCAN_DELAY", "20000")
+    got, _ = both(case, jax.grad(case.loss))
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(a, b)
