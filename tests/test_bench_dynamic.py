@@ -41,7 +41,7 @@ def made_data(monkeypatch):
         monkeypatch.setattr(datasets, name, value)
     cached = (
         *(datasets._trees, datasets._sentences, datasets.two_directions, datasets.sequences),
-        *(datasets.triangles, problems._graphs, problems._groups, problems._level_rows),
+        *(datasets.triangles, problems._graphs, problems._groups, problems._rows_and_levels),
         *(reference.expected, counted._tiles),
     )
     for function in cached:
@@ -210,7 +210,7 @@ def test_steps_end_to_end():
         assert check.relative_error <= check.limit and check.checked == 2
 
 
-def test_a_wrong_result_is_seen(monkeypatch):
+def test_a_wrong_result_is_seen():
     problem = small("tree_lstm")
     way = programs.Way(
         Scripts(8),
@@ -219,7 +219,6 @@ def test_a_wrong_result_is_seen(monkeypatch):
             lambda *given, bias: dynamic.scan(*given, bias=bias * 1.01),
         ),
     )
-    monkeypatch.setattr(programs, "_memory", lambda compiled: ())
     built = programs.build(problem, "float32", "gradient", way)
     assert reference.error("gradient", built.checked(), problem) > 2**-12
 
@@ -253,14 +252,19 @@ def test_widths_are_about_those_of_levels():
 
 
 def test_weights_are_counted():
-    """Two reads of all weights a tile; of a kernel, two launches of eight teams."""
+    """Two reads of all weights a tile; of a kernel, two launches of each team."""
     problem = small("tree_lstm", batch=1)
     copy = 2 * 5 * 8 * 8 * 4
     (step,) = problem.groups()[0]
     script = pack_numpy(problem.graphs, step, dynamic.Layout(8))
     found = counted.weight_bytes(problem, "levels-8", "float32", "gradient")
     assert found == 2 * copy * int(script.used_tiles)
-    assert counted.weight_bytes(problem, "jaxsparse-teams", "bfloat16", "training") == 8 * copy
+    large = replace(problem, hidden=256)
+    teams = Scripts(teams="bfloat16").layout(large).groups
+    found = counted.weight_bytes(large, "jaxsparse-teams", "bfloat16", "training")
+    assert found == 2 * teams * 2 * 5 * 256 * 256 * 2
+    odd = replace(problem, hidden=7)  # for which there is no kernel
+    assert counted.weight_bytes(odd, "jaxsparse-teams", "bfloat16", "training") is None
     assert counted.weight_bytes(problem, "torch", "float32", "forward") is None
 
 

@@ -41,16 +41,22 @@ class Scripts:
     Args:
         width: of tiles; None for what a scan without a kernel has of its own.
         groups: of tiles.
+        teams: the dtype of weights, for the layout that kernels take; "" for another one.
         packer: `dynamic.pack`, or another one that makes the same.
     """
 
     width: int | None = None
     groups: int = 1
     packer: Packer = dynamic.pack
+    teams: str = ""
 
     def layout(self, problem: Problem) -> dynamic.Layout:
         """How scripts are cut."""
-        slots = problem.net.slots
+        net, h = problem.net, problem.hidden
+        slots = net.slots
+        if self.teams:
+            weights = jax.ShapeDtypeStruct((slots * h, net.products * h), self.teams)
+            return dynamic.Layout.teams(weights, round(problem.batch_rows), slots)
         if self.width is None:
             return dynamic.Layout.plain(problem.batch * problem.net.directions, slots)
         return dynamic.Layout(self.width, self.groups, slots)

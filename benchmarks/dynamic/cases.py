@@ -68,6 +68,7 @@ class DynamicCase:
             "implementation": self.implementation.name,
             "way": self.implementation.way,
             "pass": passed,
+            "plan": None,
             "compile_s": None,
             "temporary_bytes": None,
             "weight_bytes": weight_bytes(p, self.implementation.name, self.dtype, passed),
@@ -94,7 +95,7 @@ class DynamicCase:
         recurrent.check()
         built = self._built(passed)
         _BUILDS.forget(self, passed)
-        return {"compile_s": built.compile_s, **dict(built.memory)}
+        return {"compile_s": built.compile_s, **dict(built.facts)}
 
     def _built(self, passed: str) -> Built:
         return _BUILDS.of(self, passed)

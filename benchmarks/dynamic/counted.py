@@ -15,8 +15,6 @@ from benchmarks.dynamic.problems import Problem
 
 _ITEM = {"bfloat16": 2}
 _RUNS = {"forward": 1, "gradient": 2, "training": 2, "end_to_end": 2}
-TEAMS = 8
-"""Of blocks, each with a copy of the weights."""
 
 
 def weight_bytes(problem: Problem, implementation: str, dtype: str, passed: str) -> float | None:
@@ -27,9 +25,17 @@ def weight_bytes(problem: Problem, implementation: str, dtype: str, passed: str)
     if runs is None:
         return None
     if implementation == "jaxsparse-teams":
-        return float(runs * TEAMS * copy)
+        return _teams(problem, dtype, runs * copy)
     width = _width(implementation)
     return None if width is None else runs * _tiles(problem, width) * copy
+
+
+def _teams(problem: Problem, dtype: str, loads: int) -> float | None:
+    """So many bytes for each team of blocks; None if there is no kernel."""
+    try:
+        return float(loads * Scripts(teams=dtype).layout(problem).groups)
+    except ValueError:
+        return None
 
 
 def _width(implementation: str) -> int | None:

@@ -22,6 +22,9 @@ DTYPES = ("float32", "tf32", "bfloat16")
 USUAL = {"cpu": ("float32",)}
 """By platform, the dtypes where none is asked for; on a GPU JAX's default, TF32, and 16 bits."""
 
+KERNEL_DTYPES = ("float32", "bfloat16")
+"""Kernels multiply float32 exactly."""
+
 _TIMED = ("forward", "gradient", "training", "end_to_end")
 _UNROLLED = {"cpu": 0}
 """By platform, tiles of a step of the peers' loops; 0 is a loop that ends with the last tile in
@@ -79,7 +82,7 @@ def _ours(
     **row: Any,
 ) -> Implementation:
     loss = functools.partial(_our_loss, implementation=implementation)
-    made = Way(Scripts(width, groups, packer), loss)
+    made = Way(Scripts(width, groups, packer), loss, explained=True)
     return Implementation(name, way, functools.partial(_build, made), **row)
 
 
@@ -87,12 +90,18 @@ def _build(way: Way, problem: Problem, dtype: str, passed: str) -> Built:
     return programs.build(problem, dtype, passed, way)
 
 
+def _teams(problem: Problem, dtype: str, passed: str) -> Built:
+    """By kernels, with a group of tiles for each team of blocks."""
+    loss = functools.partial(_our_loss, implementation="cuda")
+    return programs.build(problem, dtype, passed, Way(Scripts(teams=dtype), loss, explained=True))
+
+
 def _of_ablation(problem: Problem) -> bool:
     return problem.suite == "ablation"
 
 
 def _variations() -> list[Implementation]:
-    """In the suite `ablation`: tiles of several widths, groups, and the packer in NumPy."""
+    """In the suite `ablation`: tiles of several widths, groups, teams, and the packer in NumPy."""
     rows = [
         _ours(f"width-{width}", f"width {width}", width, takes=_of_ablation, passes=_TIMED)
         for width in (4, 8, 16, 32, 64)
@@ -100,6 +109,20 @@ def _variations() -> list[Implementation]:
     rows += [
         _ours(f"groups-{groups}", f"{groups} groups", 8, groups, takes=_of_ablation)
         for groups in (1, 8)
+    ]
+    rows += [
+        _ours(
+            f"teams-{groups}",
+            f"kernels, {groups} groups",
+            8,
+            groups,
+            implementation="cuda",
+            takes=_of_ablation,
+            available=needs_gpu,
+            dtypes=KERNEL_DTYPES,
+            passes=_TIMED,
+        )
+        for groups in (1, 4, 8, 16)
     ]
     by_numpy = _ours(
         "groups-8-numpy",
@@ -193,14 +216,8 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
     i.name: i
     for i in (
         _ours("jaxsparse", "jaxsparse"),
-        _ours(
-            "jaxsparse-teams",
-            "jaxsparse, kernels",
-            8,
-            8,
-            implementation="cuda",
-            available=needs_gpu,
-            dtypes=("float32", "bfloat16"),
+        Implementation(
+            "jaxsparse-teams", "jaxsparse, kernels", _teams, needs_gpu, dtypes=KERNEL_DTYPES
         ),
         *_variations(),
         *map(_levels, (8, 32, 64, 128, 256)),

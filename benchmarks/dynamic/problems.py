@@ -97,7 +97,14 @@ class Problem:
     @property
     def level_rows(self) -> float:
         """Computed rows of a level of a batch, in the mean."""
-        return _level_rows(self.model, self.batch, self.steps)
+        rows, levels = _rows_and_levels(self.model, self.batch, self.steps)
+        return rows / max(1, levels)
+
+    @property
+    def batch_rows(self) -> float:
+        """Computed rows of a batch, in the mean."""
+        rows, _ = _rows_and_levels(self.model, self.batch, self.steps)
+        return rows / sum(map(len, self.groups()))
 
     def rows_of(self, step: np.ndarray) -> int:
         """How many rows of logits a batch has."""
@@ -135,13 +142,14 @@ def _groups(model: str, batch: int, steps: int) -> list[list[np.ndarray]]:
 
 
 @functools.lru_cache(maxsize=64)
-def _level_rows(model: str, batch: int, steps: int) -> float:
+def _rows_and_levels(model: str, batch: int, steps: int) -> tuple[int, int]:
+    """Of all steps together."""
     net, (_, graphs) = _net(model), _graphs(model)
     rows = levels = 0
     for step in itertools.chain.from_iterable(_groups(model, batch, steps)):
         own = graphs[example_ids(net, graphs, step)].levels
         rows, levels = rows + int((own > 0).sum()), levels + int(own.max(initial=0))
-    return rows / max(1, levels)
+    return rows, levels
 
 
 # ---- suites ----

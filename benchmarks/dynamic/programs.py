@@ -17,11 +17,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import jaxsparse
 from benchmarks.dynamic import training
 from benchmarks.dynamic.batches import Batches, stacked
 from benchmarks.dynamic.models import Params
 from benchmarks.dynamic.problems import Problem
+from benchmarks.run import if_known
 from jaxsparse import dynamic
+from jaxsparse.dynamic.explained import ExplainedDynamicScan
 from jaxsparse.timing import Program
 
 # dtype -> precision of products of float32
@@ -41,11 +44,13 @@ class Way:
         loss: (problem, dtype) to a function of parameters but for the table, embedded words and a
             batch, as `training` takes it; its arrays have the dtype.
         word_ids: (problem, batch) to words, -1 for padding.
+        explained: whether its scans are jaxsparse's, whose plans a row says.
     """
 
     batches: Batches
     loss: Callable[[Problem, str], training.Loss]
     word_ids: Callable[[Problem, Any], Any] = lambda problem, batch: problem.net.word_ids(batch)
+    explained: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,13 +62,13 @@ class Built:
         checked: runs it on the first step of each group: logits, gradients, or what was added to
             parameters; None for parts of a step that give no such result.
         compile_s: seconds of tracing and compilation.
-        memory: bytes, by keys of a row.
+        facts: what else a row says, by its keys.
     """
 
     program: Program
     checked: Callable[[], Arrays] | None
     compile_s: float | None = None
-    memory: tuple[tuple[str, int], ...] = ()
+    facts: tuple[tuple[str, Any], ...] = ()
 
 
 def _cast(loss: training.Loss, dtype: str) -> training.Loss:
@@ -107,11 +112,13 @@ def steps_program(problem: Problem, dtype: str, passed: str, way: Way) -> Built:
     rooms = [batches.room(problem, steps) for steps in groups]
     step = _step(problem, way, dtype, passed)
 
-    def run(params: Params, every: Any) -> Any:
-        carried: Any = None if passed == "forward" else params
+    def carried_of(params: Params) -> Any:
         if passed == "gradient":
-            carried = jax.tree.map(jnp.zeros_like, params)
-        made = []
+            return jax.tree.map(jnp.zeros_like, params)
+        return None if passed == "forward" else params
+
+    def run(params: Params, every: Any) -> Any:
+        carried, made = carried_of(params), []
         for group in every:
             carried, results = jax.lax.scan(functools.partial(step, params), carried, group)
             made.append(results)
@@ -144,7 +151,11 @@ def steps_program(problem: Problem, dtype: str, passed: str, way: Way) -> Built:
         )
 
     program = _program(compiled, lambda: (params, given))
-    return Built(program, checked, compile_s, _memory(compiled))
+    facts = _memory(compiled)
+    if way.explained:
+        one = jax.tree.map(lambda x: x[0], every[0])
+        facts += (("plan", if_known(lambda: _plans(step, params, carried_of(params), one))),)
+    return Built(program, checked, compile_s, facts)
 
 
 def _difference(params: Params, start: Params | None) -> Arrays:
@@ -155,7 +166,15 @@ def _difference(params: Params, start: Params | None) -> Arrays:
     return tuple(leaves)
 
 
-def _memory(compiled: Any) -> tuple[tuple[str, int], ...]:
+def _plans(step: Callable[..., Any], *operands: Any) -> str | None:
+    """What its scans run as on this machine's GPU; None without one."""
+    if jax.default_backend() != "gpu":
+        return None
+    calls = jaxsparse.explain(step, *operands)
+    return "; ".join(str(call.plan) for call in calls if isinstance(call, ExplainedDynamicScan))
+
+
+def _memory(compiled: Any) -> tuple[tuple[str, Any], ...]:
     analysis = compiled.memory_analysis()
     return () if analysis is None else (("temporary_bytes", analysis.temp_size_in_bytes),)
 

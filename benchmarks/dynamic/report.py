@@ -49,7 +49,8 @@ def tables(panel: Panel) -> Iterator[Table]:
     for problem in panel.problems:
         rows = [row for (p, _), row in panel.rows.items() if p == problem]
         whole = [head, *([label(row), *_figures(row)] for row in rows)]
-        yield Table(f"{panel.title}: {problem}", whole, [])
+        plans = [f"{label(row)}: {row['plan']}" for row in rows if row["plan"]]
+        yield Table(f"{panel.title}: {problem}", whole, plans)
 
 
 def _figures(row: Row) -> list[str]:
