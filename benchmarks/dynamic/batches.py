@@ -58,7 +58,9 @@ class Scripts:
             weights = jax.ShapeDtypeStruct((slots * h, net.products * h), self.teams)
             return dynamic.Layout.teams(weights, round(problem.batch_rows), slots)
         if self.width is None:
-            return dynamic.Layout.plain(problem.batch * problem.net.directions, slots)
+            graphs, rows = problem.batch * net.directions, problem.level_rows
+            # Graphs whose levels have many rows are as so many narrow ones.
+            return dynamic.Layout.plain(graphs if rows < 4 * graphs else round(rows), slots)
         return dynamic.Layout(self.width, self.groups, slots)
 
     def room(self, problem: Problem, steps: Sequence[np.ndarray]) -> Room:

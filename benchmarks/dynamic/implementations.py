@@ -47,6 +47,7 @@ class Implementation:
         sums_weights: when it adds up the gradient of the weights: a key of
             ``cases.GRADIENT_TOLERANCE``.
         usual: whether it is measured without being asked for.
+        ablation: whether it is measured in the suite `ablation`, and there alone.
     """
 
     name: str
@@ -55,9 +56,10 @@ class Implementation:
     available: Callable[[], str | None] = always
     dtypes: tuple[str, ...] = DTYPES
     passes: tuple[str, ...] = PASSES
-    takes: Callable[[Problem], bool] = lambda problem: problem.suite != "ablation"
+    takes: Callable[[Problem], bool] = lambda problem: True
     sums_weights: str = "at once"
     usual: bool = True
+    ablation: bool = False
 
 
 def _precision(dtype: str) -> Any:
@@ -96,19 +98,14 @@ def _teams(problem: Problem, dtype: str, passed: str) -> Built:
     return programs.build(problem, dtype, passed, Way(Scripts(teams=dtype), loss, explained=True))
 
 
-def _of_ablation(problem: Problem) -> bool:
-    return problem.suite == "ablation"
-
-
 def _variations() -> list[Implementation]:
     """In the suite `ablation`: tiles of several widths, groups, teams, and the packer in NumPy."""
     rows = [
-        _ours(f"width-{width}", f"width {width}", width, takes=_of_ablation, passes=_TIMED)
+        _ours(f"width-{width}", f"width {width}", width, ablation=True, passes=_TIMED)
         for width in (4, 8, 16, 32, 64)
     ]
     rows += [
-        _ours(f"groups-{groups}", f"{groups} groups", 8, groups, takes=_of_ablation)
-        for groups in (1, 8)
+        _ours(f"groups-{groups}", f"{groups} groups", 8, groups, ablation=True) for groups in (1, 8)
     ]
     rows += [
         _ours(
@@ -117,7 +114,7 @@ def _variations() -> list[Implementation]:
             8,
             groups,
             implementation="cuda",
-            takes=_of_ablation,
+            ablation=True,
             available=needs_gpu,
             dtypes=KERNEL_DTYPES,
             passes=_TIMED,
@@ -130,7 +127,7 @@ def _variations() -> list[Implementation]:
         8,
         8,
         pack_numpy,
-        takes=_of_ablation,
+        ablation=True,
         passes=("pack",),
     )
     return [*rows, by_numpy]
@@ -159,7 +156,7 @@ def _fits(width: int) -> Callable[[Problem], bool]:
 
     def takes(problem: Problem) -> bool:
         rows = problem.level_rows
-        return problem.suite != "ablation" and rows / 4 <= width <= max(32, 4 * rows)
+        return rows / 4 <= width <= max(32, 4 * rows)
 
     return takes
 
@@ -209,7 +206,7 @@ def _padded(name: str, way: str, *, ours: bool) -> Implementation:
 
 
 def _has_trees(problem: Problem) -> bool:
-    return problem.net.cell in (models.TREE_LSTM, models.tanh_cell) and problem.suite != "ablation"
+    return problem.net.cell in (models.TREE_LSTM, models.tanh_cell)
 
 
 IMPLEMENTATIONS: dict[str, Implementation] = {

@@ -41,7 +41,7 @@ class DynamicSelection:
         cases = [
             DynamicCase(problem, i, dtype, tuple(p for p in wanted if p in i.passes))
             for i in self.implementations
-            if i.takes(problem)
+            if i.ablation == (problem.suite == "ablation") and i.takes(problem)
             for dtype in self.dtypes
             if dtype in i.dtypes
         ]
@@ -71,7 +71,8 @@ def select(asked: Asked, platform: str) -> DynamicSelection:
     (steps,) = asked.lengths or (None,)
     suites = asked.suites or ("tree_lstm",)
     one_of("--suite", suites, list(SUITES), asked.operation)
-    usual = tuple(i.name for i in IMPLEMENTATIONS.values() if i.usual)
+    kinds = {name == "ablation" for name in suites}
+    usual = tuple(i.name for i in IMPLEMENTATIONS.values() if i.usual and i.ablation in kinds)
     names = asked.implementations or usual
     one_of("--implementation", names, list(IMPLEMENTATIONS), asked.operation)
     usual_dtypes: tuple[str, ...] = USUAL.get(platform, ("tf32", "bfloat16"))
