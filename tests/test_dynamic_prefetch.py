@@ -23,14 +23,19 @@ def threads():
     return [t for t in threading.enumerate() if t.name.startswith("jaxsparse-prefetch")]
 
 
-@pytest.fixture(autouse=True)
-def no_thread_is_left():
-    assert not threads()
-    yield
+def wait_for_the_end_of_threads():
+    """What ends a thread without waiting for it lets it finish the script that it is at."""
     deadline = time.monotonic() + 10
     while threads() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not threads()
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left():
+    assert not threads()
+    yield
+    wait_for_the_end_of_threads()
 
 
 @pytest.mark.smoke
@@ -106,6 +111,7 @@ def test_errors_come_in_their_place():
 def test_a_loop_that_ends_early():
     for _ in prefetch(GRAPHS, ([i % 20] for i in itertools.count()), LAYOUT):
         break
+    wait_for_the_end_of_threads()
     scripts = prefetch(GRAPHS, ([i % 20] for i in itertools.count()), LAYOUT)
     next(scripts)
     assert threads()

@@ -20,6 +20,7 @@ from stack_problems import close, leaves, options_of, stack, total
 import jaxsparse
 from jaxsparse import H200, recurrent
 from jaxsparse.primitive import Fallback, UnavailableError
+from jaxsparse.recurrent.graph import choice as choice_of_graph
 from jaxsparse.recurrent.graph import wavefront
 from jaxsparse.recurrent.graph.choice import choose, without_waves
 
@@ -171,6 +172,19 @@ def test_where_a_wavefront_ends():
     assert single.compute is None and single.reason == "it is tested"
     with pytest.raises(UnavailableError, match="wavefront was asked for, but they differ in size"):
         choices(stack(["RNN"], layers=3, differ=True), choose, variant="wavefront")
+
+
+def test_a_wavefront_reads_no_more_weights_than_a_cache_has(monkeypatch):
+    p = stack(["LSTM"], layers=3, h=64, T=8, dtype=jnp.float32)
+    matrices = 3 * 2 * 64 * 4 * 64 * 4  # bytes: the first layer has as many inputs
+    inside = matrices - 64 * 4 * 64 * 4  # and its product is made for all steps at once
+    monkeypatch.setattr(choice_of_graph, "_CACHED_BYTES", inside)
+    assert choices(p, of_xla).called == "nodes 1 to 3 as a wavefront of 3 layers"
+    monkeypatch.setattr(choice_of_graph, "_CACHED_BYTES", inside - 1)
+    choice = choices(p, of_xla)
+    assert choice.compute is None
+    assert "as no wavefront, because a step would read 0 MiB of weights" in choice.reason
+    assert choices(p, choose, variant="wavefront").called.endswith("wavefront of 3 layers")
 
 
 def test_explained():

@@ -26,6 +26,7 @@ class Progress:
     step: int = 0  # Steps done.
     curve: list[dict[str, Any]] = dataclasses.field(default_factory=list)  # See `Loop.curve`.
     losses: list[float] = dataclasses.field(default_factory=list)  # Since the last point of it.
+    ended: bool = False  # Whether training ended before its last step, see `Loop.end`.
 
 
 class Checkpoints:
@@ -100,11 +101,13 @@ class Checkpoints:
             )
 
     def _check_start(self, newest: dict[str, Any] | None) -> None:
-        if newest is not None and newest["progress"]["step"] < newest["options"]["steps"]:
+        if newest is None or newest["progress"].get("ended"):
+            return
+        step, steps = newest["progress"]["step"], newest["options"]["steps"]
+        if step < steps:
             raise UserError(
-                f"--output: expected no unfinished run, got one after step "
-                f"{newest['progress']['step']} of {newest['options']['steps']} in {self.folder}; "
-                f"--resume continues it, or delete that folder"
+                f"--output: expected no unfinished run, got one after step {step} of {steps} in "
+                f"{self.folder}; --resume continues it, or delete that folder"
             )
 
     def begin(self) -> None:

@@ -96,7 +96,7 @@ class Loop:
         """
         # When stopped before anything is saved, one more step is made: its state is.
         while not (self.stop.number and self.saved_step == self.step):
-            if self.step == self.args.steps:
+            if self.step == self.args.steps or self.progress.ended:
                 return
             self.start = time.perf_counter()
             yield self.step
@@ -144,10 +144,15 @@ class Loop:
         self.curve.append({"step": self.step, "train": mean, "held_out": held_out, **others})
         losses.clear()
 
+    def end(self) -> None:
+        """Makes this step the last one, for early stopping."""
+        self.progress.ended = True
+
     @property
     def saving_is_due(self) -> bool:
         """Whether the state is to be saved now: every so often, at the end, and when stopped."""
-        return bool(self.stop.number) or self._is_due(self.args.checkpoint_every)
+        ends = bool(self.stop.number) or self.progress.ended
+        return ends or self._is_due(self.args.checkpoint_every)
 
     def save(self, state: State) -> None:
         """Writes a checkpoint of the state after the steps so far."""

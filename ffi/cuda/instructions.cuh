@@ -159,6 +159,26 @@ __device__ __forceinline__ void StoreRelaxed(uint32_t* to, const uint32_t (&x)[4
                "r"(x[1]), "r"(x[2]), "r"(x[3])
                : "memory");
 }
+// 16 bytes at once: a load sees all that one such store has written, or nothing of it. The memory
+// model promises that of each word of a vector alone.
+__device__ __forceinline__ void LoadAtOnceIf(bool condition, const Words4* from, Words4* to) {
+  asm volatile(
+      "{ .reg .pred p; .reg .b64 low, high; .reg .b128 x;\n"
+      "mov.b64 low, {%0, %1}; mov.b64 high, {%2, %3}; mov.b128 x, {low, high};\n"
+      "setp.ne.u32 p, %5, 0; @p ld.relaxed.gpu.global.b128 x, [%4];\n"
+      "mov.b128 {low, high}, x; mov.b64 {%0, %1}, low; mov.b64 {%2, %3}, high; }"
+      : "+r"(to->x), "+r"(to->y), "+r"(to->z), "+r"(to->w)
+      : "l"(from), "r"(static_cast<uint32_t>(condition))
+      : "memory");
+}
+__device__ __forceinline__ void StoreAtOnce(Words4* to, const Words4& x) {
+  asm volatile(
+      "{ .reg .b64 low, high; .reg .b128 x;\n"
+      "mov.b64 low, {%1, %2}; mov.b64 high, {%3, %4}; mov.b128 x, {low, high};\n"
+      "st.relaxed.gpu.global.b128 [%0], x; }" ::"l"(to),
+      "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+      : "memory");
+}
 // Sets a flag in the memory of the host to 1.
 __device__ __forceinline__ void SetFlagOfHost(uint32_t* to) {
   asm volatile("st.relaxed.sys.global.b32 [%0], 1;" ::"l"(to) : "memory");

@@ -63,16 +63,17 @@ class InputCursor {
   template <typename IsReal>
   __device__ __forceinline__ void Prefetch(bool goes_on, IsReal is_real) {
 #pragma unroll
-    for (int i = 0; i < Arrays::kInputs; ++i) {
-      const ScanInput& in = p_.inputs[i];
+    for (int i = 0; i < Arrays::kInputs; ++i) PrefetchOf(i, goes_on, is_real);
+  }
+  template <typename IsReal>
+  __device__ __forceinline__ void PrefetchOf(int input, bool goes_on, IsReal is_real) {
 #pragma unroll
-      for (int c = 0; c < kCells; ++c) {
-        if (Plan::kSizes.UnitFromFirst(c) == 0 && is_real(c)) {
-          PrefetchToL2(cached_at_[i] + FromFirst(in, c) * SizeOf(i));
-        }
+    for (int c = 0; c < kCells; ++c) {
+      if (Plan::kSizes.UnitFromFirst(c) == 0 && is_real(c)) {
+        PrefetchToL2(cached_at_[input] + FromFirst(p_.inputs[input], c) * SizeOf(input));
       }
-      if (goes_on) cached_at_[i] += step_bytes_[i];
     }
+    if (goes_on) cached_at_[input] += step_bytes_[input];
   }
 
   // What a step reads for the cells for which is_real(cell), or is_real of the first of neighbours;

@@ -35,7 +35,8 @@ __device__ __forceinline__ void SendSums(const RecurrentWaveLayer& p,
     int32_t reached = 0x7fffffff;
     if (is_above) reached = to_above.ProgressOfReceiver(ProgressOf<Plan>(*above));
     if (sends && step < p.steps) {
-      own.Send(states, MailboxSlot<Plan, false>(p, step), LapOf<Plan, false>(step));
+      own.Send(states, MailboxOf<Plan>(p) + SlotOfMailbox<Plan, false>(step),
+               LapOf<Plan, false>(step));
     }
     if (!is_above) continue;
     watchdog.Begin();
@@ -47,7 +48,8 @@ __device__ __forceinline__ void SendSums(const RecurrentWaveLayer& p,
       *stop = 1;
       continue;
     }
-    to_above.Send(states, MailboxSlot<Plan, true>(*above, step - 1), LapOf<Plan, true>(step - 1));
+    to_above.Send(states, MailboxOf<Plan>(*above) + SlotOfMailbox<Plan, true>(step - 1),
+                  LapOf<Plan, true>(step - 1));
   }
 }
 

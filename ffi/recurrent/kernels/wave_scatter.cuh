@@ -11,16 +11,15 @@
 // and batch entries within a tile is free. It is chosen so that a lane's sums of two tiles are 2
 // neighbouring units for 4 batch entries, 16 bytes that it stores at once; a warp stores whole
 // cache lines. Four lanes of a receiving warp load such 16 bytes from every fourth block each,
-// lines again, add them up in the order of the blocks and then exchange sums, after which each has
-// two units of one entry.
+// lines again, and tensor cores add them up, after which each lane has two units of one entry.
 //
-// Parts are rounded to the states' type, and the lower one of each two of them to a bit less: that
-// bit tells whether a word is of this lap of the slot or of the last one, so that slots are used
-// again without being cleared. Rounding P parts of about the same size, each by a relative error e,
-// costs a sum as much as rounding the states that it is made of by e does, since errors of P parts
-// and of h states average alike. With half of the parts rounded twice as coarsely the error of a
-// product becomes 1.9 times that of other waves, by root mean square: sqrt(1 + (1 + 4) / 2).
-// Float32 parts would not add to it, but take twice the bytes.
+// Parts are rounded to the states' type, and one of the eight in 16 bytes to a bit less: that bit
+// tells whether these are of this lap of the slot or of the last one, so that slots are used again
+// without being cleared. All 16 bytes are stored and loaded at once. Rounding P parts of about the
+// same size, each by a relative error e, costs a sum as much as rounding the states that it is made
+// of by e does, since errors of P parts and of h states average alike. With one part of eight
+// rounded twice as coarsely the error of a product becomes 1.5 times that of other waves, by root
+// mean square: sqrt(1 + (7 + 4) / 8). Float32 parts would not add to it, but take twice the bytes.
 //
 // Slots: a block that has all parts of its own layer's step t knows that every block has received
 // those of step t - 2, so two are enough. The layer below may be ahead. Its blocks read how far the
@@ -38,10 +37,11 @@
 //   2 x 1024, 64           256 KB     6.1 us       4096       5.1 us       1 MB
 //
 // All blocks together send 1.8 MB in the first case, and 7 MB in the second one. To these come 0.7
-// us for a trip through the L2 cache and 0.2 us for the pointwise step. Measured on an H200, the
-// first case takes about 2.2 us a step and the second one 8.4, which is neither floor: a few warps
-// issue some 900 instructions for the 16 units of 4 batch entries that a pointwise warp receives at
-// a time, and 90 for a tile of 16 units by 16 rows, at about half an instruction a clock cycle.
+// us for a trip through the L2 cache and 0.2 us for the pointwise step. Measured on an H200, with
+// some 900 instructions for the 16 units of 4 batch entries that a pointwise warp receives at a
+// time and 70 for a tile of 16 units by 16 rows, the first case took about 2.2 us a step and the
+// second one 8.4, which is neither floor: a few warps issue half an instruction a clock cycle. Now
+// these are 500 and 45 instructions, 16 of which are products.
 #pragma once
 
 #include "persistent/delay.cuh"
@@ -57,14 +57,14 @@ template <typename Plan>
 __device__ __forceinline__ Words4* MailboxOf(const RecurrentWaveLayer& p) {
   return static_cast<Words4*>(ExchangeOf<Plan>(p));
 }
-// What blocks of the layer itself, or of the one below, send for a step; and the bit that tells
-// laps of a slot apart. Memory that was cleared looks like that of a lap before the first one.
+// Where a mailbox has what blocks of the layer itself, or of the one below, send for a step; and
+// the bit that tells laps of a slot apart. Memory that was cleared looks like that of a lap before
+// the first one.
 template <typename Plan, bool kBelow>
-__device__ __forceinline__ Words4* MailboxSlot(const RecurrentWaveLayer& p, int64_t step) {
+__device__ __forceinline__ int SlotOfMailbox(int64_t step) {
   constexpr auto kSizes = Plan::kSizes;
   constexpr int kSlots = kBelow ? kSizes.kBelowSlots : kSizes.kOwnSlots;
-  return MailboxOf<Plan>(p) + (kBelow ? kSizes.below_at : 0) +
-         static_cast<int>(step & (kSlots - 1)) * kSizes.slot_words;
+  return (kBelow ? kSizes.below_at : 0) + static_cast<int>(step & (kSlots - 1)) * kSizes.slot_words;
 }
 template <typename Plan, bool kBelow>
 __device__ __forceinline__ uint32_t LapOf(int64_t step) {
@@ -83,26 +83,23 @@ __device__ __forceinline__ uint32_t* ProgressOf(const RecurrentWaveLayer& p) {
   return reinterpret_cast<uint32_t*>(MailboxOf<Plan>(p) + Plan::kSizes.progress_at);
 }
 
-// Two sums as they are sent: the lower one rounded to an even number, in whose place is a lap's
-// bit.
+constexpr uint32_t kLapBit = 1;  // of the first word of 16 bytes
+
+// Two of eight sums as they are sent: of the first two the lower one is rounded to an even number,
+// in whose place is a lap's bit.
 __device__ __forceinline__ constexpr int DroppedBits(bfloat16) { return 17; }
 __device__ __forceinline__ constexpr int DroppedBits(float16) { return 14; }
 template <typename State>
-__device__ __forceinline__ uint32_t SumsOfLap(float low, float high, uint32_t lap) {
+__device__ __forceinline__ uint32_t SumsOfLap(float low, float high, bool is_first, uint32_t lap) {
   constexpr uint32_t kDropped = (1u << DroppedBits(State())) - 1;
   const uint32_t bits = __float_as_uint(low);
   const uint32_t rounded = (bits + kDropped / 2 + (bits >> DroppedBits(State()) & 1)) & ~kDropped;
   // Rounding would carry the bits of a NaN into its sign.
-  const float even = low == low ? __uint_as_float(rounded) : low;
-  return (PairOf(State(), even, high) & ~1u) | lap;
+  const float even = is_first && low == low ? __uint_as_float(rounded) : low;
+  return (PairOf(State(), even, high) & (is_first ? ~kLapBit : ~0u)) | (is_first ? lap : 0);
 }
-template <typename State>
-__device__ __forceinline__ float LowSum(uint32_t word) {
-  return ToAccumulator(State{static_cast<uint16_t>(word & 0xfffeu)});
-}
-template <typename State>
-__device__ __forceinline__ float HighSum(uint32_t word) {
-  return ToAccumulator(State{static_cast<uint16_t>(word >> 16)});
+__device__ __forceinline__ bool IsOfLap(const Words4& x, uint32_t lap) {
+  return ((x.x ^ lap) & kLapBit) == 0;
 }
 
 // The states of a block's units after a step, in shared memory: [state][tile of units][pair of
@@ -133,7 +130,10 @@ class ScatteredMatrix {
 
  public:
   __device__ __forceinline__ ScatteredMatrix(const DenseWeights& weights, Words4* shared)
-      : g_(threadIdx.x % kWarp / 4), q_(threadIdx.x % 4), shared_(shared + threadIdx.x) {
+      : g_(threadIdx.x % kWarp / 4),
+        q_(threadIdx.x % 4),
+        own_(kTiles == 2 ? 0 : q_ % 2),
+        shared_(shared + threadIdx.x) {
 #pragma unroll
     for (int j = 0; j < kRegisterTiles; ++j) {
 #pragma unroll
@@ -148,8 +148,11 @@ class ScatteredMatrix {
 
   // Sends the parts of a step's products.
   __device__ __forceinline__ void Send(const State* states, Words4* slot, uint32_t lap) const {
+    KeepInRegister(lap);
+    const int of_lane = kTiles == 2 ? q_ : q_ / 2;  // a quarter of the batch
+    Words4* to = slot + MailboxOffset<Plan>(TileFromStart(own_), of_lane, BlockOfScan<Plan>()) + g_;
 #pragma unroll 1
-    for (int pair = 0; pair < kSizes.pairs; ++pair) {
+    for (int pair = 0; pair < kSizes.pairs; ++pair, to += MailboxOffset<Plan>(0, 4, 0)) {
       uint32_t x[kSteps][kTiles][2];
 #pragma unroll
       for (int k = 0; k < kSteps; ++k) {
@@ -169,15 +172,14 @@ class ScatteredMatrix {
           for (int i = 0; i < kTogether; ++i) {
             const int j = first + i;
             if (j >= kLoads) continue;
-            const Words4 a =
-                j < kRegisterTiles ? weights_[j < kRegisterTiles ? j : 0][k] : SharedWeights(j, k);
+            const Words4 a = WeightsOf(j, k);
 #pragma unroll
             for (int n = 0; n < kTiles; ++n) {
               MultiplyAdd(State(), sums[i][n], {a.x, a.y, a.z, a.w}, x[k][n][0], x[k][n][1]);
             }
           }
         }
-        Store(sums, slot, first, pair, lap);
+        Store(sums, to, first, pair * 4 + of_lane < kSizes.quarters, lap);
       }
     }
   }
@@ -191,9 +193,9 @@ class ScatteredMatrix {
   }
 
  private:
-  // Of the tiles of units from the warp's number `first` on.
-  __device__ __forceinline__ void Store(const float (&sums)[kTogether][kTiles][4], Words4* slot,
-                                        int first, int pair, uint32_t lap) const {
+  // Of the tiles of units from the warp's number `first` on, if the quarter of the batch exists.
+  __device__ __forceinline__ void Store(const float (&sums)[kTogether][kTiles][4], Words4* to,
+                                        int first, bool exists, uint32_t lap) const {
     uint32_t words[kTogether][kTiles][2];
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {
@@ -201,7 +203,8 @@ class ScatteredMatrix {
       for (int n = 0; n < kTiles; ++n) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          words[i][n][e] = SumsOfLap<State>(sums[i][n][e], sums[i][n][e + 2], lap);
+          const bool is_first = n == 0 && e == 0 && (kTiles == 2 || q_ % 2 == 0);
+          words[i][n][e] = SumsOfLap<State>(sums[i][n][e], sums[i][n][e + 2], is_first, lap);
         }
       }
     }
@@ -209,33 +212,39 @@ class ScatteredMatrix {
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
         const auto& of_tile = words[i];
-        StoreWords(slot, first + i, pair * 4 + q_,
+        StoreWords(to, first + i, exists,
                    {of_tile[0][0], of_tile[0][1], of_tile[1][0], of_tile[1][1]});
       }
     } else {
-      // Of two neighbouring lanes each takes one tile of units, and all four batch entries.
-      const bool is_second = q_ % 2 != 0;
       uint32_t own[2], others[2];
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        own[e] = is_second ? words[1][0][e] : words[0][0][e];
-        others[e] = __shfl_xor_sync(kAllLanes, is_second ? words[0][0][e] : words[1][0][e], 1);
+        own[e] = own_ == 1 ? words[1][0][e] : words[0][0][e];
+        others[e] = __shfl_xor_sync(kAllLanes, own_ == 1 ? words[0][0][e] : words[1][0][e], 1);
       }
-      StoreWords(slot, first + is_second, q_ / 2,
-                 {is_second ? others[0] : own[0], is_second ? others[1] : own[1],
-                  is_second ? own[0] : others[0], is_second ? own[1] : others[1]});
+      StoreWords(to, first, exists,
+                 {own_ == 1 ? others[0] : own[0], own_ == 1 ? others[1] : own[1],
+                  own_ == 1 ? own[0] : others[0], own_ == 1 ? own[1] : others[1]});
     }
   }
-  __device__ __forceinline__ void StoreWords(Words4* slot, int j, int quarter,
-                                             const uint32_t (&words)[4]) const {
-    if (j >= kLoads || !Exists(j) || quarter >= kSizes.quarters) return;
-    Words4* to = slot + MailboxOffset<Plan>(Tile(j), quarter, BlockOfScan<Plan>()) + g_;
-    StoreRelaxed(reinterpret_cast<uint32_t*>(to), words);
+  // Of tile j + own_. `to`: where those of tile own_ lie.
+  __device__ __forceinline__ void StoreWords(Words4* to, int j, bool exists,
+                                             const Words4& words) const {
+    const bool all_exist = (j + 3 - kTiles) * kSizes.warps <= kSizes.all_tiles;
+    if (!exists || (!all_exist && !Exists(j + own_))) return;
+    Words4* from_end = to - MailboxOffset<Plan>(kSizes.all_tiles, 0, 0);
+    const bool is_behind_end = TileFromStart(own_) + j * kSizes.warps >= kSizes.all_tiles;
+    StoreAtOnce((is_behind_end ? from_end : to) + MailboxOffset<Plan>(j * kSizes.warps, 0, 0),
+                words);
   }
 
-  // A block begins with its own tiles, so that not all send to one block at once.
-  __device__ __forceinline__ int Tile(int j) const {
-    const int tile = static_cast<int>(BlockOfScan<Plan>()) * kSizes.unit_tiles + Number(j);
+  // A block begins with its own tiles, so that not all send to one block at once, and goes on
+  // behind the last one with the first.
+  __device__ __forceinline__ static int TileFromStart(int j) {
+    return static_cast<int>(BlockOfScan<Plan>()) * kSizes.unit_tiles + Number(j);
+  }
+  __device__ __forceinline__ static int Tile(int j) {
+    const int tile = TileFromStart(j);
     return tile < kSizes.all_tiles ? tile : tile - kSizes.all_tiles;
   }
   __device__ __forceinline__ static bool Exists(int j) {
@@ -273,11 +282,22 @@ class ScatteredMatrix {
   __device__ __forceinline__ static uint32_t Pair(State low, State high) {
     return static_cast<uint32_t>(low.bits) | static_cast<uint32_t>(high.bits) << 16;
   }
+  // Those in shared memory in this order: all of a step at once would leave no registers for sums
+  // that are independent.
+  __device__ __forceinline__ Words4 WeightsOf(int j, int k) const {
+    if (j < kRegisterTiles) return weights_[j < kRegisterTiles ? j : 0][k];
+    uint32_t words[4];
+    LoadShared(AddressOfShared(&SharedWeights(j, k)), words);
+    return {words[0], words[1], words[2], words[3]};
+  }
   __device__ __forceinline__ Words4& SharedWeights(int j, int k) const {
     return shared_[((j - kRegisterTiles) * kSteps + k) * kSizes.product_threads];
   }
 
   const int g_, q_;
+  // With one tile of the batch, of two tiles of units the one whose sums the lane stores, for four
+  // batch entries: it hands those of the other one to its neighbour.
+  const int own_;
   Words4* const shared_;
   Words4 weights_[kRegisterTiles > 0 ? kRegisterTiles : 1][kSteps];
 };

@@ -48,10 +48,29 @@ struct WaveScatterSizes : DenseBlock {
   int quarters = Ceil(batch, 4);
   int mailbox_loads = Ceil(blocks, 4);  // of a lane
   int portions = unit_tiles * quarters;
-  int rounds = Ceil(portions, pointwise_warps);
+  // From round to round all pointwise warps go on by as many tiles of units, and then by as many
+  // quarters.
+  int tiles_beside = TilesBeside();  // that warps take in a round
+  int quarters_beside = pointwise_warps / tiles_beside;
+  int tile_rounds = unit_tiles / tiles_beside;
+  int rounds = RoundsBy(tiles_beside);
+  // Cells of a lane: in each round two neighbouring units of a batch entry, read and written
+  // together if their number divides that of the layer's.
+  int cells = 2 * rounds;
+  int near = hidden % 2 == 0 ? 2 : 1;
+  bool has_all_units = hidden % units == 0;  // all cells' units and batch entries are real ones
+  bool has_all_entries =
+      batch % 4 == 0 && (quarters < quarters_beside || quarters % quarters_beside == 0);
+  JAXSPARSE_INLINE constexpr int EntryFromFirst(int cell) const {
+    return cell / 2 / tile_rounds * quarters_beside * 4;
+  }
+  JAXSPARSE_INLINE constexpr int UnitFromFirst(int cell) const {
+    return cell / 2 % tile_rounds * tiles_beside * 16 + cell % 2;
+  }
   // A pointwise warp without a portion has no data to wait for, and would run ahead: it leaves.
   int meeting_threads =
-      product_threads + (portions < pointwise_warps ? portions : pointwise_warps) * kWarp;
+      product_threads +
+      tiles_beside * (quarters < quarters_beside ? quarters : quarters_beside) * kWarp;
   int mailbox_ahead = loads_ahead == 0 || loads_ahead > rounds* mailbox_loads
                           ? rounds * mailbox_loads
                           : loads_ahead;
@@ -79,6 +98,18 @@ struct WaveScatterSizes : DenseBlock {
   int most_steps = own.steps > below.steps ? own.steps : below.steps;
   int other_registers = 44 + 8 * together + 2 * together * most_steps;
   int mailbox_registers = 4 * mailbox_ahead + 8 * rounds;
+
+ private:
+  JAXSPARSE_INLINE constexpr int RoundsBy(int tiles) const {
+    return unit_tiles / tiles * Ceil(quarters, pointwise_warps / tiles);
+  }
+  JAXSPARSE_INLINE constexpr int TilesBeside() const {
+    int best = 1;
+    for (int tiles = 2; tiles <= unit_tiles && tiles <= pointwise_warps; ++tiles) {
+      if (unit_tiles % tiles == 0 && RoundsBy(tiles) <= RoundsBy(best)) best = tiles;
+    }
+    return best;
+  }
 };
 
 }  // namespace jaxsparse

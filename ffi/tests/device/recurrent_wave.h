@@ -72,9 +72,11 @@ struct WavePlan {
 struct Case {
   int64_t steps = 5;
   int64_t lead = 0;
+  int64_t unit_stride = 1;  // of inputs
   bool reverse = false, has_nan = false, backwards = false, transposed = false;
-  int missing = -1;       // a block
-  bool all_wait = false;  // for it: the layers below, too
+  bool overflows = false;  // parts of the sums of some units do, in float16
+  int missing = -1;        // a block
+  bool all_wait = false;   // for it: the layers below, too
 };
 
 // A layer's weights as they are stored, and with the products and states that it lacks.
@@ -89,6 +91,14 @@ struct Weights {
                   columns = CountBits(form.states) * hidden;
     stored = SmallWeights<S>(c.lead + rows * columns, 2 * columns);
     operand = {stored.data() + c.lead, c.transposed ? 1 : columns, c.transposed ? rows : 1};
+    if (c.overflows) {
+      for (const int64_t unit : {2, 5}) {
+        for (int64_t k = 0; k < columns; ++k) {
+          S& weight = stored[c.lead + unit * operand.row_stride + k * operand.column_stride];
+          weight = FromFloat<S>(std::copysign(30000.f, ToAccumulator(weight)));
+        }
+      }
+    }
     matrix.assign(products * hidden * states * hidden, 0.0);
     int64_t row = 0;
     for (int64_t i = 0; i < products * hidden; ++i) {
@@ -135,7 +145,8 @@ void Test(const Case& c) {
                         .scans = Plan::kScans,
                         .lead = c.lead,
                         .has_nan = c.has_nan && layer == 0,
-                        .reverse = c.reverse};
+                        .reverse = c.reverse,
+                        .unit_stride = c.unit_stride};
     tests.emplace_back(size, own[layer].matrix, ExchangeBytes<Plan>(c.steps));
     if constexpr (requires { Plan::kBitsOfPart; }) {
       tests[layer].RoundsParts(Plan::kSizes.units, Plan::kBitsOfPart);

@@ -49,6 +49,7 @@ int main() {
     Lstm({.steps = 10, .has_nan = true});
     Lstm({.steps = 3, .lead = 1, .reverse = true, .backwards = true});
     Lstm({.steps = 1, .transposed = true});
+    for (const int64_t unit_stride : {0, 3}) Lstm({.steps = 2, .unit_stride = unit_stride});
     Lstm({.steps = 3, .missing = 4});
     // Layers below wait for it, too, before they use a slot again.
     Lstm({.steps = 12, .missing = 12, .all_wait = true});
@@ -57,7 +58,7 @@ int main() {
      // batch; weights in shared memory
     constexpr WaveMatrix kOwn{.states = 5}, kBelow{.states = 6};
     constexpr auto Adjoint =
-        TestWave<AdjointStep, bfloat16, 37, 19, WaveOptions{32, 1, 2, kOwn, kBelow, 4}>;
+        TestWave<AdjointStep, bfloat16, 37, 19, WaveOptions{32, 1, 1, kOwn, kBelow, 4}>;
     Adjoint({.steps = 5, .lead = 1, .reverse = true, .transposed = true});
     Adjoint({.steps = 3, .has_nan = true, .backwards = true});
     Adjoint({.steps = 2, .backwards = true, .missing = 1});
@@ -74,6 +75,7 @@ int main() {
     constexpr auto Rnn = TestWave<RnnStep, float16, 96, 1,
                                   WaveOptions{16, 4, 1, kOne, kOne, 2, 1, false, false, 2000, 2}>;
     Rnn({.steps = 9, .has_nan = true});
+    Rnn({.steps = 2, .overflows = true});
     Rnn({.steps = 4, .missing = 11});
   }
   {  // fewer parts of the batch and tiles of units than pointwise warps

@@ -15,12 +15,16 @@ from jaxsparse.recurrent.graph.plain import PLAIN
 from jaxsparse.recurrent.graph.runs import in_runs
 from jaxsparse.recurrent.graph.wavefront import run_wavefront
 from jaxsparse.recurrent.graph.wavefront_form import WavefrontForm, wavefront_forms
-from jaxsparse.recurrent.graph.waves import WAVE_VARIANTS, choose_waves, plan_alone
+from jaxsparse.recurrent.graph.waves import BY_NAME, WAVE_VARIANTS, choose_waves, plan_alone
 from jaxsparse.recurrent.plan import NoPlan
 
 WAVEFRONT = "wavefront"
 STACK_VARIANTS = (*WAVE_VARIANTS, WAVEFRONT)  # of several layers at once
-BY_NAME = "it is asked for by its name"
+
+# Weights of all layers that an L2 cache still serves at each step of a wavefront, which reads them
+# all. Beyond that memory does, where layers one by one still find theirs in the cache. Measured on
+# an H200 (docs/persistent_scans.md).
+_CACHED_BYTES = 64 * 2**20
 
 
 def choose(params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice) -> Fallback:
@@ -47,12 +51,17 @@ def without_waves(
 ) -> Fallback:
     """What is computed on a GPU where no kernel takes the whole graph.
 
-    Layers that have no kernel of their own are a wavefront, if they have the form of one.
+    Layers that have no kernel of their own are a wavefront, if they have the form of one and its
+    weights stay in a cache.
     """
     if params["variant"] is not None or params["implementation"] == "cuda":
         return fallback  # which asks for kernels of single layers
     x = split(avals, params)
-    found, reason = wavefront_forms(params, x)
+    forms, reason = wavefront_forms(params, x)
+    sizes = [form.weight_bytes(params["edges"], x) for form in forms]
+    found = [form for form, size in zip(forms, sizes, strict=True) if size <= _CACHED_BYTES]
+    if forms and not found:
+        reason = f"a step would read {min(sizes) / 2**20:.0f} MiB of weights, more than a cache has"
     if not found:
         no_wavefront = f", and as no wavefront, because {reason}" if reason else ""
         return fallback._replace(reason=fallback.reason + no_wavefront)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jaxsparse.recurrent.graph.alike import Alike, alike_as_they_are
@@ -44,6 +45,13 @@ class WavefrontForm(NamedTuple):
     def history(self) -> int:
         """Of how many nodes below one needs states."""
         return max((1, *(term.lag for term in self.terms)))
+
+    def weight_bytes(self, edges: Sequence[Edge], x: Operands) -> int:
+        """Of all matrices that a step multiplies by."""
+        nodes = range(self.first, self.last + 1)
+        inside = (e for e, edge in enumerate(edges) if {edge.source, edge.target} <= {*nodes})
+        arrays = [w for e in inside for w in x.weights[e]]
+        return sum(w.size * w.dtype.itemsize for w in arrays)
 
 
 def wavefront_forms(params: dict[str, Any], x: Operands) -> tuple[list[WavefrontForm], str]:

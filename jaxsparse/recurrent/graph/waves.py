@@ -38,6 +38,7 @@ from jaxsparse.recurrent.graph.wave_form import form_of_run, run_of
 from jaxsparse.recurrent.plan import NoPlan, Plan, ScanForm, WaveForm, make_plan, make_wave_plan
 
 WAVE_VARIANTS = tuple(_ffi.WAVE_VARIANTS)
+BY_NAME = "it is asked for by its name"
 _FORWARD_ONLY, _BACKWARD_ONLY = (
     frozenset(name for name, passes in _ffi.WAVE_VARIANTS.items() if passes == only)
     for only in ("forward", "backward")
@@ -150,7 +151,9 @@ def _cut(
                 found = before + cost, [*waves, Wave(first, last, form, plan)]
         best.append(found)
     total, waves = best[-1]
-    if waves and (variant is not None or total < (1 - _LEAST_GAIN) * alone):
+    if waves and variant is not None:
+        return waves, BY_NAME
+    if total < (1 - _LEAST_GAIN) * alone:
         return waves, f"they take about {total:.0f} us, and {alone:.0f} would be taken node by node"
     slower = f"it takes about {alone:.0f} us, and waves would hardly be faster"
     return [], next(iter(reasons), slower)

@@ -113,6 +113,10 @@ void StoreRelaxed(uint32_t* to, const uint32_t (&x)[kCount]) {
   if (reinterpret_cast<uintptr_t>(to) % sizeof(x) != 0) emulated::Block::Fail("misaligned store");
   std::copy(x, x + kCount, to);
 }
+inline void LoadAtOnceIf(bool condition, const Words4* from, Words4* to) {
+  LoadRelaxedIf(condition, from, to);
+}
+inline void StoreAtOnce(Words4* to, const Words4& x) { *to = x; }
 inline void SetFlagOfHost(uint32_t* to) { *to = 1; }
 inline void AddRelaxed(uint32_t* to, uint32_t x) { *to += x; }
 inline void FenceOfGpu() {}

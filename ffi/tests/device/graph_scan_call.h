@@ -1,0 +1,106 @@
+// A call of a scan over graphs, as a program has it, on an emulated GPU:
+// tests/test_dynamic_emulated.py writes its sizes and operands to files, and reads the results from
+// others.
+#pragma once
+
+#include <cstring>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "dynamic/problem.h"
+#include "dynamic/script.h"
+#include "emulated/concurrent_blocks.h"
+
+namespace jaxsparse {
+
+alignas(16) __shared__ Words4 shared[8192];
+
+using Bytes = std::vector<char>;
+
+inline Bytes ReadAll(const std::string& file) {
+  std::ifstream stream(file, std::ios::binary);
+  return Bytes(std::istreambuf_iterator<char>(stream), {});
+}
+
+inline float* FloatsOf(Bytes& bytes) { return reinterpret_cast<float*>(bytes.data()); }
+
+// What the FFI target does (dynamic/dynamic_scan_ffi.cc), with arrays in its order.
+inline int RunCall(const std::string& folder, void (*kernel)(const GraphScanProblem)) {
+  std::ifstream sizes(folder + "/sizes");
+  const auto next = [&] {
+    int64_t size = -1;
+    sizes >> size;
+    return size;
+  };
+  const bool emits = next() != 0;
+  const int64_t products = next(), hidden = next(), carries = next();
+  ScriptForm form;
+  form.leaves = next(), form.tiles = next(), form.slots = next(), form.groups = next();
+  form.width = kTileRows;
+  const int64_t teams = next();
+  emulated::ConcurrentLaunch launch;
+  launch.blocks = static_cast<int>(next());
+  launch.threads = static_cast<int>(next());
+  const int shared_bytes = static_cast<int>(next());
+  std::vector<Bytes> operands(static_cast<size_t>(next())), results(static_cast<size_t>(next()));
+  for (Bytes& result : results) result.assign(static_cast<size_t>(next()), 7);
+  for (size_t i = 0; i < operands.size(); ++i) {
+    operands[i] = ReadAll(folder + "/operand" + std::to_string(i));
+  }
+
+  GraphScanProblem p;
+  p.leaves = static_cast<int32_t>(form.leaves);
+  p.tiles = static_cast<int32_t>(form.tiles);
+  p.groups = static_cast<int32_t>(form.groups);
+  const int64_t columns = products * hidden;
+  p.weights = {operands[0].data(), emits ? columns : 1, emits ? 1 : columns};
+  const auto* script = reinterpret_cast<const int32_t*>(operands[1].data());
+  p.group_tiles = script + form.GroupTilesAt();
+  p.records = script + form.RecordsAt();
+  size_t operand = 2, result = 0;
+  p.states = results[result].data();
+  std::memset(p.states, 0xff, results[result++].size());
+  std::vector<std::vector<float>> sums(
+      static_cast<size_t>(1 + carries),
+      std::vector<float>(static_cast<size_t>(form.tiles * form.width * hidden)));
+  if (emits) {
+    p.sums = sums[0].data();
+    p.leaf_sums = FloatsOf(results[result]);
+    std::fill(results[result].begin(), results[result].end(), 0), ++result;
+  } else {
+    p.leaf_states = operands[operand++].data();
+  }
+  for (int64_t c = 0; c < carries; ++c, ++result) {
+    if (emits) {
+      p.carries[c] = sums[static_cast<size_t>(1 + c)].data();
+      p.leaf_carries[c] = FloatsOf(results[result]);
+      std::fill(results[result].begin(), results[result].end(), 0);
+    } else {
+      p.carries[c] = FloatsOf(results[result]);
+      p.leaf_carries[c] = FloatsOf(operands[operand++]);
+    }
+  }
+  for (int i = 0; operand < operands.size(); ++i, ++operand) {
+    const int64_t row = next(), part = next(), unit = next();
+    p.inputs[i] = {operands[operand].data(), row, part, unit};
+  }
+  for (int i = 0; result < results.size(); ++i, ++result) p.outputs[i] = results[result].data();
+  uint32_t error = ~0u, report = 0;
+  p.wait_limits = {int64_t{1} << 40, &error, &report};
+  p.poll_delays = {200, 8, 8};
+  std::vector<uint32_t> arrivals(static_cast<size_t>(teams * kScanFlagBytes / 4), ~0u);
+  p.arrivals = arrivals.data();
+  emulated::Launch(launch, {reinterpret_cast<char*>(shared), sizeof(shared)}, shared_bytes,
+                   [&] { kernel(p); });
+  for (size_t i = 0; i < results.size(); ++i) {
+    std::ofstream(folder + "/result" + std::to_string(i), std::ios::binary)
+        .write(results[i].data(), static_cast<std::streamsize>(results[i].size()));
+  }
+  std::cout << (error == ~0u ? "done" : "timed out") << std::endl;
+  return 0;
+}
+
+}  // namespace jaxsparse
