@@ -40,6 +40,7 @@ def made_data(monkeypatch):
     for name, value in (("TREES", 24), ("SENTENCES", 24), ("VOCABULARY", 40)):
         monkeypatch.setattr(datasets, name, value)
     cached = (
+        datasets.rare_words,
         *(datasets._trees, datasets._sentences, datasets.two_directions, datasets.sequences),
         *(datasets.triangles, problems._graphs, problems._groups, problems._rows_and_levels),
         *(reference.expected, counted._tiles),

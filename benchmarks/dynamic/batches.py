@@ -85,26 +85,14 @@ class Scripts:
             return Batch(script)
         letters = datasets.two_directions(problem.source, "letters")
         half = len(letters) // 2
-        own = rare_words(step)
+        rare = datasets.rare_words(problem.source)
+        own = np.concatenate([np.zeros(0, np.int64), *map(rare.of, step)])
         ids = np.concatenate([own, own + half])
         return Batch(script, self.packer(letters, ids, layout, form=room.letters))
 
     def logits(self, problem: Problem, step: np.ndarray, logits: np.ndarray) -> np.ndarray:
         """The first ones: graphs, or entries, are in the order of the batch."""
         return logits[: problem.rows_of(step)]
-
-
-def rare_words(sentences: np.ndarray) -> np.ndarray:
-    """Numbers of the rare words of sentences, counted through the text."""
-    data = datasets.sentences()
-    rare = datasets.is_rare(data)
-    numbers = np.cumsum(rare) - 1
-    ends = np.cumsum(data.lengths)
-    parts = [
-        numbers[begin:end][rare[begin:end]]
-        for begin, end in zip((ends - data.lengths)[sentences], ends[sentences], strict=True)
-    ]
-    return np.concatenate([np.zeros(0, np.int64), *parts])
 
 
 def stacked(

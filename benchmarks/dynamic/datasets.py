@@ -183,6 +183,27 @@ def is_rare(data: Sentences) -> np.ndarray:
     return rare
 
 
+class Rare(NamedTuple):
+    """Which entries are rare words, how many there are up to each, and where sentences end."""
+
+    is_rare: np.ndarray
+    count: np.ndarray
+    ends: np.ndarray
+
+    def of(self, sentence: int) -> np.ndarray:
+        """The numbers of a sentence's rare words, counted through the text."""
+        begin, end = self.ends[sentence - 1] if sentence else 0, self.ends[sentence]
+        return self.count[begin:end][self.is_rare[begin:end]] - 1
+
+
+@functools.lru_cache(maxsize=2)
+def rare_words(data_source: str) -> Rare:
+    """Of the sentences."""
+    data = sentences()
+    rare = is_rare(data)
+    return Rare(rare, np.cumsum(rare), np.cumsum(data.lengths))
+
+
 def _letters(data: Sentences) -> tuple[np.ndarray, np.ndarray]:
     """Of every rare word, in the order of the text: how many letters, and these."""
     words = data.words[is_rare(data)]
