@@ -15,7 +15,8 @@ from typing import Any, NoReturn
 import jax
 
 from benchmarks import comparison, environment, plots, report, selection
-from benchmarks.choices import Asked, UsageError
+from benchmarks.choices import Asked, UsageError, one_of
+from benchmarks.dynamic import selection as dynamic
 from benchmarks.implementations import DTYPES, PASSES
 from benchmarks.masks import selection as masks
 from benchmarks.merging import merge
@@ -29,7 +30,12 @@ SELECTIONS: dict[str, ModuleType] = {
     **dict.fromkeys(MEASURED, selection),
     "sparse_attention": masks,
     "recurrent": recurrent,
+    "dynamic": dynamic,
 }
+
+# what is measured -> its passes and dtypes, where they are others than all have
+PASSES_OF: dict[str, tuple[str, ...]] = {"dynamic": dynamic.PASSES}
+DTYPES_OF: dict[str, tuple[str, ...]] = {"dynamic": dynamic.DTYPES}
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as of a shell."""
@@ -119,9 +125,11 @@ def _add_run(parser: Parser) -> None:
         "--variant", nargs="+", metavar="GLOB", default=(), help="also with such kernels forced"
     )
     parser.add_argument(
-        "--dtype", nargs="+", choices=DTYPES, metavar="NAME",
+        "--dtype", nargs="+", choices=tuple(dict.fromkeys((*DTYPES, *dynamic.DTYPES))),
+        metavar="NAME",
         help=f"{', '.join(DTYPES)}; float32 by default, bfloat16 in masks on a GPU; what has one "
-        "of its own keeps it; in recurrent, that of weights and state, in place of the layers' own",
+        "of its own keeps it; in recurrent, that of weights and state, in place of the layers' "
+        f"own; in dynamic {', '.join(dynamic.DTYPES)}",
     )  # fmt: skip
     parser.add_argument(
         "--n", nargs="+", type=_positive(int), metavar="N", help="columns, features"
@@ -129,11 +137,12 @@ def _add_run(parser: Parser) -> None:
     parser.add_argument("--sparsity", nargs="+", type=_sparsity, metavar="S", help="from 0 to 1")
     parser.add_argument(
         "--length", nargs="+", type=_positive(int), metavar="T",
-        help="steps of recurrent, positions of masks",
+        help="steps of recurrent, positions of masks, steps of training in a program of dynamic",
     )  # fmt: skip
     parser.add_argument(
-        "--pass", nargs="+", choices=PASSES, dest="passes", metavar="NAME",
-        help=f"{', '.join(PASSES)}; all that there are by default",
+        "--pass", nargs="+", choices=dynamic.PASSES, dest="passes", metavar="NAME",
+        help=f"{', '.join(PASSES)}; all that there are by default; in dynamic "
+        f"{', '.join(dynamic.PASSES)}, by default those of the suite",
     )  # fmt: skip
     parser.add_argument("--repeats", type=_positive(int), default=Effort.repeats, metavar="R")
     parser.add_argument(
@@ -216,13 +225,21 @@ def _compare(result: Result, before: Result, parser: Parser, *, markdown: bool =
 
 
 def asked(arguments: argparse.Namespace) -> Asked:
-    """The parsed options that choose what is measured."""
+    """The parsed options that choose what is measured.
+
+    Raises:
+        UsageError: for passes and dtypes that the operation has not.
+    """
+    operation = arguments.operation
+    passes = PASSES_OF.get(operation, PASSES)
+    one_of("--pass", arguments.passes or (), passes, operation)
+    one_of("--dtype", arguments.dtype or (), DTYPES_OF.get(operation, DTYPES), operation)
 
     def some(values: Any) -> tuple[Any, ...] | None:
         return None if values is None else tuple(dict.fromkeys(values))
 
     return Asked(
-        operation=arguments.operation,
+        operation=operation,
         suites=some(arguments.suite),
         names=some(arguments.problem),
         implementations=some(arguments.implementation),
@@ -231,7 +248,7 @@ def asked(arguments: argparse.Namespace) -> Asked:
         n=some(arguments.n),
         sparsity=some(arguments.sparsity),
         lengths=some(arguments.length),
-        passes=arguments.passes and tuple(p for p in PASSES if p in arguments.passes),
+        passes=arguments.passes and tuple(p for p in passes if p in arguments.passes),
     )
 
 

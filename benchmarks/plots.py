@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.dynamic import plots as dynamic
 from benchmarks.panels import OURS, Panel, geometric_mean, panels, teraflops
 from benchmarks.published import SOURCE, UNEVEN_ROWS, over_cusparse, without_technique
 from benchmarks.recurrent import plots as recurrent
@@ -56,8 +57,8 @@ def plot(rows: Sequence[Row], path: pathlib.Path) -> None:
         for ax in axes[len(group) :]:
             ax.set_axis_off()
         for ax, panel in zip(axes, group, strict=False):
-            if panel.operation in RECURRENT:
-                RECURRENT[panel.operation](ax, panel)
+            if panel.operation in OWN:
+                OWN[panel.operation](ax, panel)
             else:
                 ax.set_ylabel("microseconds")
                 DRAWINGS.get(panel.suite, _bars)(ax, panel, colours)
@@ -202,9 +203,10 @@ def _networks(ax: Any, panel: Panel, colours: dict[str, str]) -> None:
 
 
 # operation -> how it is drawn, whatever the suite
-RECURRENT: dict[str, Callable[[Any, Panel], None]] = {
+OWN: dict[str, Callable[[Any, Panel], None]] = {
     "recurrent": recurrent.draw,
     "recurrent_stack": stacks.draw,
+    "dynamic": dynamic.draw,
 }
 
 # suite -> how it is drawn; others as bars

@@ -1,15 +1,22 @@
-"""Figures of a paper that stand beside those measured here, in tables and plots.
+"""Figures that stand beside those measured here, in tables and plots: of papers, and of DyNet.
 
 T. Gale, M. Zaharia, C. Young, E. Elsen. Sparse GPU Kernels for Deep Learning. 2020. One V100.
+
+F. Khorasani, H. Asghari Esfeden, N. Abu-Ghazaleh, V. Sarkar. In-Register Parameter Caching for
+Dynamic Neural Nets with Virtual Persistent Processor Specialization. 2018. One Titan V.
+
+DyNet was measured once, on an H200; it is no longer maintained, and not run by these benchmarks.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks.panels import OURS, Panel, forced_variant
 
 SOURCE = "Gale et al. 2020, V100"
+KHORASANI_SOURCE = "Khorasani et al. 2018, Titan V"
+DYNET_SOURCE = "DyNet, H200"
 
 
 class Speedup(NamedTuple):
@@ -63,3 +70,38 @@ def without_technique(panel: Panel, label: str) -> dict[str, float]:
     if dtype or panel.passed != "forward":
         return {}
     return _WITHOUT_TECHNIQUE.get((panel.operation, variant), {})
+
+
+# suite -> Table I, MB by batch, and Table II, seconds to compile and to load by net
+KHORASANI: dict[str, dict[Any, str]] = {
+    "weight_loads": {
+        1: "352.62",
+        2: "176.31",
+        4: "88.15",
+        8: "44.07",
+        16: "22.03",
+        32: "11.01",
+        64: "5.50",
+        128: "2.75",
+    },
+    "compile": {
+        "bilstm": "28.66 + 14.65",
+        "bilstm_letters": "28.27 + 20.02",
+        "td_rnn": "73.85 + 46.69",
+        "td_lstm": "11.43 + 7.40",
+        "rvnn": "74.61 + 47.78",
+        "tree_lstm": "11.10 + 7.29",
+    },
+}
+
+# (net, batch) -> examples a second in training, hidden and embedding 256, packing included: the
+# faster of DyNet's two ways to batch. Trees of SST, sentences of WikiNER.
+DYNET: dict[tuple[str, int], float] = {
+    ("tree_lstm", 1): 273.6,
+    ("tree_lstm", 8): 856.4,
+    ("tree_lstm", 64): 1945.8,
+    ("tree_lstm", 256): 2023.0,
+    ("bilstm", 1): 146.4,
+    ("bilstm", 16): 724.3,
+    ("bilstm", 128): 1713.7,
+}

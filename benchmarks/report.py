@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks.comparison import Comparison
 from benchmarks.decode import report as decode
+from benchmarks.dynamic import report as dynamic
 from benchmarks.masks import report as masks
 from benchmarks.panels import OURS, Panel, Table, geometric_mean, panels, teraflops
 from benchmarks.published import SOURCE, over_cusparse, without_technique
@@ -103,6 +104,7 @@ def _tables(panel: Panel) -> Iterator[Table]:
 TABLES: dict[str, Callable[[Panel], Iterator[Table]]] = {
     "recurrent": recurrent.tables,
     "recurrent_stack": stacks.tables,
+    "dynamic": dynamic.tables,
 }
 
 # suite -> tables that it has besides
@@ -147,9 +149,12 @@ def table(result: Result, *, markdown: bool = False) -> str:
     rows = result["results"]
     bullet = "- " if markdown else ""
     lines = [_machine(result.get("environment", {}))]
-    for panel in panels(rows):
+    every = panels(rows)
+    for panel in every:
         for made in TABLES.get(panel.operation, _tables)(panel):
             lines += _shown(made, markdown)
+    for made in dynamic.summaries(every):
+        lines += _shown(made, markdown)
     failed = [
         f"{row['problem']} {row['implementation']} {row['pass']}: {row['error']}"
         for row in rows

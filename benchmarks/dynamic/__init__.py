@@ -1,0 +1,1 @@
+"""`python -m benchmarks run dynamic`: nets whose graph differs for each example."""
