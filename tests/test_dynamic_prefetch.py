@@ -106,6 +106,8 @@ def test_errors_come_in_their_place():
     assert len(seen) == 1
     with pytest.raises(ValueError, match=r"dynamic\.prefetch: depth must be >= 1, got 0"):
         prefetch(GRAPHS, [], LAYOUT, depth=0)
+    with pytest.raises(TypeError, match=r"dynamic\.prefetch: batches must be an iterable .* int"):
+        prefetch(GRAPHS, 3, LAYOUT)
 
 
 def test_a_loop_that_ends_early():

@@ -267,8 +267,11 @@ def test_errors():
         )(script, x),
         "TreeLSTM: script must be": lambda: layer(x),
         "has no in_features": lambda: TreeLSTM(None, 4, rngs=rngs)(script, x),
-        "dense_h must map": lambda: replaced(nnx.Linear(4, 20, rngs=rngs))(script, x),
-        "dense_h must be": lambda: replaced(nnx.LayerNorm(4, rngs=rngs))(script, x),
+        "dense_h must map": lambda: replaced("dense_h", nnx.Linear(4, 20, rngs=rngs))(script, x),
+        "dense_h must be": lambda: replaced("dense_h", nnx.LayerNorm(4, rngs=rngs))(script, x),
+        r"dense_i must make \(8, 16\), got shape \(8, 8\)": lambda: replaced(
+            "dense_i", nnx.Linear(3, 8, rngs=rngs)
+        )(script, x),
         "in_features must be >= 1": lambda: TreeLSTM(0, 4, rngs=rngs),
         "gates must be >= 1": lambda: GraphScan(
             3, 4, dynamic.tree_lstm(2), products=5, gates=0, rngs=rngs
@@ -282,9 +285,9 @@ def test_errors():
         ),
     }
 
-    def replaced(dense_h):
+    def replaced(name, by):
         other = TreeLSTM(3, 4, rngs=rngs)
-        other.dense_h = dense_h
+        setattr(other, name, by)
         return other
 
     for message, call in calls.items():

@@ -58,10 +58,16 @@ def prefetch(
     Script(graphs=2, leaves=8, tiles=2, width=8, groups=1)
     """
     depth = integer("dynamic.prefetch", "depth", depth, 1)
+    try:
+        each = iter(batches)
+    except TypeError:
+        raise TypeError(
+            f"dynamic.prefetch: batches must be an iterable of ids, got {type(batches).__name__}"
+        ) from None
     length = None
     with contextlib.suppress(TypeError):
         length = len(batches)  # type: ignore[arg-type]
-    return Prefetch(_Scripts(graphs, iter(batches), layout, form, device), length, depth)
+    return Prefetch(_Scripts(graphs, each, layout, form, device), length, depth)
 
 
 class _Scripts:

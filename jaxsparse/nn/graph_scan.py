@@ -284,6 +284,9 @@ class GraphScan(nnx.Module):
             inputs = self.dropout(inputs, **drop)
         # The weights' gradient is a sum over all, in which 0 times NaN would be NaN.
         made: jax.Array = self.dense_i(jnp.where(used[:, None], inputs, 0))
+        expected = (used.shape[0], self.gates * self.hidden_features)
+        if made.shape != expected:
+            raise ValueError(f"{operation}: dense_i must make {expected}, got shape {made.shape}")
         return made
 
     def _leaf_carry(self, leaves: int, x: Any, bias: Any, dtype: Any) -> Any:
