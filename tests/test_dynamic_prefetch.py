@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import signal
 import subprocess
 import sys
 import threading
@@ -29,6 +28,15 @@ def wait_for_the_end_of_threads():
     while threads() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not threads()
+
+
+def output_of(program):
+    """What a program prints in an interpreter of its own, which says nothing else."""
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert run.returncode == 0 and run.stderr == ""
+    return run.stdout
 
 
 @pytest.fixture(autouse=True)
@@ -122,25 +130,29 @@ def test_a_loop_that_ends_early():
     assert not threads()
 
 
+INTERRUPTED = """
+import signal, threading
+import numpy as np
+from jaxsparse.dynamic import Graphs, Layout, prefetch
+goes_on, main = threading.Event(), threading.main_thread()
+def batches():
+    yield [0]
+    signal.pthread_kill(main.ident, signal.SIGINT)
+    goes_on.wait(30)
+    yield [1]
+scripts = prefetch(Graphs.from_sequences(np.arange(20)), batches(), Layout(slots=1), depth=1)
+try:
+    for _ in scripts:
+        pass
+except KeyboardInterrupt:
+    goes_on.set()
+    print("interrupted", next(scripts, None))
+"""
+
+
 def test_interruption():
     """Ctrl-C while a script is waited for ends the wait, and then the thread."""
-    goes_on, main = threading.Event(), threading.main_thread()
-    if threading.current_thread() is not main:
-        pytest.skip("signals go to the main thread")
-
-    def batches():
-        yield [0]
-        signal.pthread_kill(main.ident, signal.SIGINT)
-        goes_on.wait()
-        yield [1]
-
-    scripts = prefetch(GRAPHS, batches(), LAYOUT, depth=1)
-    with pytest.raises(KeyboardInterrupt):
-        for _ in scripts:
-            pass
-        time.sleep(10)
-    goes_on.set()
-    assert next(scripts, None) is None
+    assert output_of(INTERRUPTED) == "interrupted None\n"
 
 
 PROGRAM = """
@@ -155,8 +167,5 @@ print(next(scripts))
 
 def test_the_interpreter_ends_while_a_thread_packs():
     """With nothing to say, as of objects that are left."""
-    run = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert run.returncode == 0 and run.stderr == ""
-    assert run.stdout == "Script(graphs=1, leaves=8, tiles=1, width=8, groups=1)\n"
+    script = "Script(graphs=1, leaves=8, tiles=1, width=8, groups=1)\n"
+    assert output_of(PROGRAM) == script

@@ -176,14 +176,17 @@ def test_where_a_wavefront_ends():
 
 def test_a_wavefront_reads_no_more_weights_than_a_cache_has(monkeypatch):
     p = stack(["LSTM"], layers=3, h=64, T=8, dtype=jnp.float32)
-    matrices = 3 * 2 * 64 * 4 * 64 * 4  # bytes: the first layer has as many inputs
-    inside = matrices - 64 * 4 * 64 * 4  # and its product is made for all steps at once
-    monkeypatch.setattr(choice_of_graph, "_CACHED_BYTES", inside)
-    assert choices(p, of_xla).called == "nodes 1 to 3 as a wavefront of 3 layers"
-    monkeypatch.setattr(choice_of_graph, "_CACHED_BYTES", inside - 1)
+    matrix = 64 * 4 * 64 * 4  # bytes; all inputs of the first layer are multiplied ahead
+    for matrices, called in (
+        (5, "nodes 1 to 3 as a wavefront of 3 layers"),
+        (4, "nodes 1 to 2 as a wavefront of 2 layers"),
+    ):
+        monkeypatch.setattr(choice_of_graph, "_CACHED_BYTES", matrices * matrix)
+        assert choices(p, of_xla).called == called
+    monkeypatch.setattr(choice_of_graph, "_CACHED_BYTES", 2 * matrix)
     choice = choices(p, of_xla)
     assert choice.compute is None
-    assert "as no wavefront, because a step would read 0 MiB of weights" in choice.reason
+    assert "as no wavefront, because a step would read more than 0.125 MiB" in choice.reason
     assert choices(p, choose, variant="wavefront").called.endswith("wavefront of 3 layers")
 
 

@@ -51,17 +51,13 @@ def without_waves(
 ) -> Fallback:
     """What is computed on a GPU where no kernel takes the whole graph.
 
-    Layers that have no kernel of their own are a wavefront, if they have the form of one and its
-    weights stay in a cache.
+    Layers that have no kernel of their own are wavefronts, as far as they have the form of one,
+    each of no more layers than a cache holds the weights of.
     """
     if params["variant"] is not None or params["implementation"] == "cuda":
         return fallback  # which asks for kernels of single layers
     x = split(avals, params)
-    forms, reason = wavefront_forms(params, x)
-    sizes = [form.weight_bytes(params["edges"], x) for form in forms]
-    found = [form for form, size in zip(forms, sizes, strict=True) if size <= _CACHED_BYTES]
-    if forms and not found:
-        reason = f"a step would read {min(sizes) / 2**20:.0f} MiB of weights, more than a cache has"
+    found, reason = wavefront_forms(params, x, _CACHED_BYTES)
     if not found:
         no_wavefront = f", and as no wavefront, because {reason}" if reason else ""
         return fallback._replace(reason=fallback.reason + no_wavefront)

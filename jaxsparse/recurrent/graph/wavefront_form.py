@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -54,21 +55,27 @@ class WavefrontForm(NamedTuple):
         return sum(w.size * w.dtype.itemsize for w in arrays)
 
 
-def wavefront_forms(params: dict[str, Any], x: Operands) -> tuple[list[WavefrontForm], str]:
+def wavefront_forms(
+    params: dict[str, Any], x: Operands, most_bytes: float = math.inf
+) -> tuple[list[WavefrontForm], str]:
     """The runs of nodes of one form, each as long as can be, or why several layers have none.
 
     Args:
         params: of the graph.
         x: its operands, or their types.
+        most_bytes: of weights in a run.
     """
     found: list[WavefrontForm] = []
     reasons: list[str] = []
-    loops = {edge.target for edge in params["edges"] if edge.delay}
+    edges = params["edges"]
+    loops = {edge.target for edge in edges if edge.delay}
     first, count = 0, len(params["nodes"])
     while first < count:
         longest, last = None, first + 1
         while last < count and {first, last} <= loops:
             made = _of_run(first, last, params, x)
+            if not isinstance(made, str) and made.weight_bytes(edges, x) > most_bytes:
+                made = f"a step would read more than {most_bytes / 2**20:g} MiB of weights"
             if isinstance(made, str):
                 reasons.append(made)
                 break
