@@ -184,16 +184,17 @@ def is_rare(data: Sentences) -> np.ndarray:
 
 
 class Rare(NamedTuple):
-    """Which entries are rare words, how many there are up to each, and where sentences end."""
+    """Which entries are rare words, the number of each among them, and where sentences end."""
 
     is_rare: np.ndarray
-    count: np.ndarray
+    number: np.ndarray
     ends: np.ndarray
 
     def of(self, sentence: int) -> np.ndarray:
         """The numbers of a sentence's rare words, counted through the text."""
         begin, end = self.ends[sentence - 1] if sentence else 0, self.ends[sentence]
-        return self.count[begin:end][self.is_rare[begin:end]] - 1
+        chosen: np.ndarray = self.number[begin:end][self.is_rare[begin:end]]
+        return chosen
 
 
 @functools.lru_cache(maxsize=2)
@@ -201,7 +202,7 @@ def rare_words(data_source: str) -> Rare:
     """Of the sentences."""
     data = sentences()
     rare = is_rare(data)
-    return Rare(rare, np.cumsum(rare), np.cumsum(data.lengths))
+    return Rare(rare, np.cumsum(rare) - 1, np.cumsum(data.lengths))
 
 
 def _letters(data: Sentences) -> tuple[np.ndarray, np.ndarray]:

@@ -98,6 +98,10 @@ def _teams(problem: Problem, dtype: str, passed: str) -> Built:
     return programs.build(problem, dtype, passed, Way(Scripts(teams=dtype), loss, explained=True))
 
 
+def _groups(count: int) -> str:
+    return "1 group" if count == 1 else f"{count} groups"
+
+
 def _variations() -> list[Implementation]:
     """In the suite `ablation`: tiles of several widths, groups, teams, and the packer in NumPy."""
     rows = [
@@ -105,12 +109,12 @@ def _variations() -> list[Implementation]:
         for width in (4, 8, 16, 32, 64)
     ]
     rows += [
-        _ours(f"groups-{groups}", f"{groups} groups", 8, groups, ablation=True) for groups in (1, 8)
+        _ours(f"groups-{groups}", _groups(groups), 8, groups, ablation=True) for groups in (1, 8)
     ]
     rows += [
         _ours(
             f"teams-{groups}",
-            f"kernels, {groups} groups",
+            f"kernels, {_groups(groups)}",
             8,
             groups,
             implementation="cuda",
