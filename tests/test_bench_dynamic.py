@@ -12,6 +12,7 @@ import pytest
 from bench_commands import refused
 from checks import PLATFORM
 
+from benchmarks import plots
 from benchmarks.__main__ import main
 from benchmarks.choices import Asked
 from benchmarks.dynamic import (
@@ -318,6 +319,20 @@ def test_dynet_stands_beside_nets_of_its_size(hidden, column):
     table = next(report.tables(panel))
     assert table.cells[0] == ["net", "jaxsparse", *column]
     assert table.cells[1][1:] == ["800,000", *["856"] * len(column)]
+
+
+@pytest.mark.parametrize("suite", ["models", "ablation"])
+def test_plots(suite, tmp_path):
+    """Dots and lines, of every way."""
+    pytest.importorskip("matplotlib")
+    ways = {i.way for i in IMPLEMENTATIONS.values() if i.ablation == (suite == "ablation")}
+    rows = [
+        row_of(suite=suite, way=way, implementation=way, problem=f"b{batch}", batch=batch)
+        for way in ways
+        for batch in (1, 8)
+    ]
+    plots.plot(rows, tmp_path / "a.png")
+    assert (tmp_path / "a.png").stat().st_size > 10_000
 
 
 def test_parts_of_a_step_are_differences():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,8 @@ from benchmarks.dynamic.problems import SUITES
 from benchmarks.dynamic.report import per_second
 from benchmarks.panels import Panel
 from benchmarks.published import DYNET, DYNET_SOURCE
-from benchmarks.recurrent.plots import dots, logarithmic
-from benchmarks.recurrent.report import fastest, ways
+from benchmarks.recurrent.plots import dots, lines, logarithmic
+from benchmarks.recurrent.report import ways
 from benchmarks.run import Row
 
 # way -> colour and marker, the same in every picture; others one after another
@@ -53,16 +52,7 @@ def _lines(ax: Any, panel: Panel, varies: str) -> None:
     def rest(row: Row) -> tuple[Any, ...]:
         return tuple(row[field] for field in ("model", *AXES) if field != varies)
 
-    drawn: set[str] = set()
-    styles = _styles(panel)
-    for way in ways(panel):
-        rows = [row for p in panel.problems if (row := fastest(panel, p, way))]
-        colour, marker = styles[way]
-        for _, group in itertools.groupby(sorted(rows, key=rest), key=rest):
-            points = sorted((row[varies], per_second(row)) for row in group)
-            name = way if way not in drawn else None
-            drawn.add(way)
-            ax.plot(*np.array(points).T, color=colour, marker=marker, label=name, alpha=0.8)
+    lines(ax, panel, _styles(panel), rest, lambda row: (row[varies], per_second(row)))
     first = next(iter(panel.rows.values()))
     recorded = sorted((b, rate) for (model, b), rate in DYNET.items() if model == first["model"])
     if varies == "batch" and panel.passed in ("training", "end_to_end") and recorded:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -107,6 +108,31 @@ def dots(
     ax.set_yticks(list(heights.values()), told_apart(list(heights)))
     ax.grid(axis="x", alpha=0.3)
     return heights
+
+
+def lines(
+    ax: Any,
+    panel: Panel,
+    styles: Mapping[str, tuple[Any, str]],
+    rest: Callable[[Row], tuple[Any, ...]],
+    point: Callable[[Row], tuple[float, float]],
+) -> None:
+    """A line for each way and each of what does not vary along it.
+
+    Args:
+        styles: colour and marker of each way.
+        rest: what is the same along a line.
+        point: where a row's figure is.
+    """
+    drawn: set[str] = set()
+    for way in ways(panel):
+        rows = [row for p in panel.problems if (row := fastest(panel, p, way))]
+        colour, marker = styles[way]
+        for _, group in itertools.groupby(sorted(rows, key=rest), key=rest):
+            name = way if way not in drawn else None
+            drawn.add(way)
+            points = np.array(sorted(map(point, group)))
+            ax.plot(*points.T, color=colour, marker=marker, label=name, alpha=0.7)
 
 
 def logarithmic(ax: Any, shown: Sequence[float]) -> None:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
-import numpy as np
-
 from benchmarks.panels import Panel
-from benchmarks.recurrent.plots import dots, logarithmic
-from benchmarks.recurrent.report import fastest, ways
+from benchmarks.recurrent.plots import dots, lines, logarithmic
 from benchmarks.run import Row
 from benchmarks.stacks.ladder import RUNGS
 from benchmarks.stacks.problems import SUITES
@@ -59,15 +55,7 @@ def _lines(ax: Any, panel: Panel, varies: str) -> None:
             if field != varies
         )
 
-    drawn: set[str] = set()
-    for way in ways(panel):
-        rows = [row for p in panel.problems if (row := fastest(panel, p, way))]
-        colour, marker = STYLES[way]
-        for _, group in itertools.groupby(sorted(rows, key=rest), key=rest):
-            points = sorted((row[varies], teraflops(row)) for row in group)
-            name = way if way not in drawn else None
-            drawn.add(way)
-            ax.plot(*np.array(points).T, color=colour, marker=marker, label=name, alpha=0.7)
+    lines(ax, panel, STYLES, rest, lambda row: (row[varies], teraflops(row)))
     ax.set_xlabel(AXES[varies])
     ax.set_ylabel("TFLOP/s")
     logarithmic(ax, sorted({row[varies] for row in panel.rows.values()}))
