@@ -587,7 +587,7 @@ def agrees(p, variant=WAVE, resets=None, **options):
         norm = np.linalg.norm(b) + 1e-3 * np.sqrt(b.size)
         # No further from the truth than layer by layer, which rounds more often; but parts of sums
         # are rounded, too.
-        times = 2.5 if variant == SCATTER else 1.5
+        times = 2.0 if variant == SCATTER else 1.5
         assert np.linalg.norm(a - b) <= times * np.linalg.norm(c - b) + 0.004 * norm
     recurrent.check()
     return got, slopes
