@@ -163,7 +163,7 @@ def test_explain_says_the_plan():
     )
     assert isinstance(by_kernel.plan, Plan) and by_kernel.plan.variant == VARIANTS[0]
     (plain,) = explain(case.scan, case.operands, device=H200)
-    assert "until it has been measured" in str(plain)
+    assert "until its predictions are fitted" in str(plain)
     wide = Case("tree_lstm", 64, jnp.bfloat16, width=16)
     (refused,) = explain(
         functools.partial(wide.scan, implementation="cuda"), wide.operands, device=H200

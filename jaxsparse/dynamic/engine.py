@@ -20,7 +20,7 @@ EXPRESSIONS = {
     False: "jaxsparse::GraphGather<PrintedStep, PrintedPlan>",
     True: "jaxsparse::GraphEmit<PrintedStep, PrintedPlan>",  # of a scan that emits
 }
-_UNMEASURED = "it is taken by implementation='cuda' only, until it has been measured"
+_BY_NAME = "it is taken by implementation='cuda' only, until its predictions are fitted"
 
 
 def form_of(params: dict[str, Any], avals: Sequence[ShapedArray], names: Sequence[str]) -> ScanForm:
@@ -81,7 +81,7 @@ def ffi_call(
     step: Step = params["step"]
     implementation, variant = params["implementation"], params["variant"]
     if implementation != "cuda" and variant is None:
-        return Fallback(_UNMEASURED)
+        return Fallback(_BY_NAME)
     form, delay = form_of(params, avals, names), most_delay()
     plan: Plan | NoPlan = make_plan(form, device, variant)
     if isinstance(plan, Plan):
