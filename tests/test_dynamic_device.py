@@ -70,7 +70,7 @@ FORM = ScanForm(
 
 
 def test_teams_fill_the_gpu():
-    """The plan of a Tree-LSTM is the one that docs/persistent_scans.md gives."""
+    """The plan of a Tree-LSTM is the one that docs/team_kernels.md gives."""
     plan = make_plan(FORM, H200)
     assert (plan.teams, plan.blocks, plan.in_registers) == (8, 16, 1.0), plan
     assert "8 teams of 16 blocks" in str(plan) and "100 % of the weights in registers" in str(plan)
@@ -151,6 +151,8 @@ def test_what_no_kernel_takes():
     assert "250 units are no multiple of 8" in reason(hidden=250)
     assert "don't fit" in reason(hidden=4096)
     assert "5 children of a row are more than 4" in reason(slots=5, emits=True)
+    for changes in {"slots": 25}, {"products": 25}, {"products": 25, "emits": True}:
+        assert "up to 24 products and 24 children" in reason(hidden=8, **changes)
     assert "inputs of ['float16']" in reason(input_dtypes=("float16",))
     old = make_plan(FORM, dataclasses.replace(H200, name="A100", compute_capability=80))
     assert "compute capability 8.0" in old.reason

@@ -5,7 +5,7 @@ Tree-Structured Long Short-Term Memory Networks", for the sentiment of sentences
 phrases. Trees of a batch have shapes of their own; they are packed into a script while the step
 before is computed (jaxsparse.dynamic).
 
-    python -m examples.tree_sentiment                             # about a minute on two cores
+    python -m examples.tree_sentiment                             # about a minute of processor time
     python -m examples.tree_sentiment --data trees                # the Stanford Sentiment Treebank
     python -m examples.tree_sentiment --data trees --vectors glove.840B.300d.txt
 

@@ -48,7 +48,7 @@ void ParseSizes(CallParser& call, int64_t products, const Dimension& h, DynamicS
 }
 
 void ParseArrays(CallParser& call, DynamicScanCall* c) {
-  const int64_t products = call.Integer("products", 1, kMaxScanArrays);
+  const int64_t products = call.Integer("products", 1, kMaxGraphArrays);
   const int64_t carries = call.Integer("carries", 0, kMaxGraphArrays);
   const std::vector<Span> inputs = Spans(call, "inputs", "rh", kMaxGraphArrays),
                           outputs = Spans(call, "outputs", "", kMaxGraphArrays);
@@ -176,7 +176,7 @@ struct DynamicScanOperation {
     c->form.leaves = call.Integer("leaves", 0, kMostIndex);
     c->form.tiles = call.Integer("tiles", 1, kMostIndex / kTileRows);
     c->form.width = kTileRows;
-    c->form.slots = call.Integer("slots", 1, kMaxScanArrays);
+    c->form.slots = call.Integer("slots", 1, kMaxGraphArrays);
     c->form.groups = call.Integer("script_groups", 1, kMostIndex);
     ParseArrays(call, c);
     c->batch = call.batch();

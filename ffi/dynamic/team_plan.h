@@ -1,6 +1,7 @@
 // What a scan over graphs runs as on a GPU: how many blocks make a team, how many teams run side by
 // side, and where the weights lie. A plan follows from the scan's form and a description of the
-// GPU, and needs no GPU. It does not depend on the graphs: a kernel serves scripts of any form.
+// GPU, and needs no GPU. Of the graphs it depends on the numbers of tiles and groups alone, and the
+// kernel serves scripts of any form.
 #pragma once
 
 #include <cstdint>

@@ -105,6 +105,12 @@ def _refusal(form: ScanForm, device: Device) -> str:
             "the kernels take states and weights of one dtype of "
             f"{list(_ffi.SCAN_DTYPES)}, got {form.state_dtype} and {form.weight_dtype}"
         )
+    if max(form.products, form.slots) > _ffi.TEAM_MOST_ARRAYS:
+        most = _ffi.TEAM_MOST_ARRAYS
+        return (
+            f"kernels take up to {most} products and {most} children of a row, got {form.products} "
+            f"and {form.slots}"
+        )
     others = {*form.input_dtypes} - {form.state_dtype, "float32"}
     if others:
         return f"inputs of {sorted(others)} beside a state of {form.state_dtype}"
