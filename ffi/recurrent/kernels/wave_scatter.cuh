@@ -37,11 +37,10 @@
 //   2 x 1024, 64           256 KB     6.1 us       4096       5.1 us       1 MB
 //
 // All blocks together send 1.8 MB in the first case, and 7 MB in the second one. To these come 0.7
-// us for a trip through the L2 cache and 0.2 us for the pointwise step. Measured on an H200, with
-// some 900 instructions for the 16 units of 4 batch entries that a pointwise warp receives at a
-// time and 70 for a tile of 16 units by 16 rows, the first case took about 2.2 us a step and the
-// second one 8.4, which is neither floor: a few warps issue half an instruction a clock cycle. Now
-// these are 500 and 45 instructions, 16 of which are products.
+// us for a trip through the L2 cache and 0.2 us for the pointwise step. Measured on an H200, the
+// first case takes about 2.3 us a step and the second one 7.4, which is neither floor
+// (docs/persistent_scans.md). 16 units of 4 batch entries that a pointwise warp receives at a time
+// are some 500 instructions, and a tile of 16 units by 16 rows 45, 16 of which are products.
 #pragma once
 
 #include "persistent/delay.cuh"
