@@ -25,9 +25,9 @@ from jaxsparse.ops.attention import OF_MASKS
 from jaxsparse.primitive import (
     OPERATIONS,
     Fallback,
+    Refused,
     TypedCall,
-    UnavailableError,
-    choose,
+    choose_or_refuse,
     equations,
     typed_call,
 )
@@ -291,19 +291,17 @@ class _Choice(NamedTuple):
 
 def _choice(call: TypedCall, device: AnyDevice) -> _Choice:
     operation = call.operation
+    made = choose_or_refuse(call, device)
+    if isinstance(made, Refused):
+        return _Choice(otherwise=f"refused, because {made.reason}")
+    if isinstance(made, Fallback):
+        return _Choice(otherwise=f"{made.called or operation.plain}, because {made.reason}")
+    if not all(isinstance(n, int) for a in (*made.operands, *made.results) for n in a.shape):
+        return _Choice(otherwise="a variant that is chosen when it runs, because a size is open")
     try:
-        made = choose(call, device)
-        if isinstance(made, Fallback):
-            return _Choice(otherwise=f"{made.called or operation.plain}, because {made.reason}")
-        if not all(isinstance(n, int) for a in (*made.operands, *made.results) for n in a.shape):
-            return _Choice(
-                otherwise="a variant that is chosen when it runs, because a size is open"
-            )
         variants = device.choose_variant(
             operation.target, made.operands, made.results, made.attributes
         )
-    except UnavailableError as error:
-        return _Choice(otherwise=f"refused, because {error.reason}")
     except ValueError as error:
         return _Choice(otherwise=f"refused, because {error}")
     return _Choice(variants, remark=made.remark)

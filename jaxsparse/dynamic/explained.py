@@ -13,7 +13,7 @@ from jaxsparse.device import AnyDevice, Device, by_device
 from jaxsparse.dynamic.plan import NoPlan, Plan
 from jaxsparse.dynamic.script import Script
 from jaxsparse.pattern import is_concrete
-from jaxsparse.primitive import Fallback, TypedCall, UnavailableError, choose
+from jaxsparse.primitive import Fallback, Refused, TypedCall, choose_or_refuse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,12 +99,9 @@ def explained_dynamic_scan(
 
 def planned_dynamic_scan(call: TypedCall, device: AnyDevice) -> Plan | NoPlan:
     """The plan that a scan runs by on a device, or why it runs without."""
-    try:
-        choice = choose(call, device)
-    except UnavailableError as error:
-        return NoPlan(error.reason, refused=True)
-    except ValueError as error:  # as lowering says it, of a variable that is no number
-        return NoPlan(str(error), refused=True)
+    choice = choose_or_refuse(call, device)
+    if isinstance(choice, Refused):
+        return NoPlan(choice.reason, refused=True)
     if isinstance(choice, Fallback):
         return NoPlan(choice.reason)
     plan: Plan = choice.plan

@@ -10,9 +10,11 @@ says, batching and sharding. Its derivative rules are its own (`jaxsparse.ops`),
 from jaxsparse.primitive.batching import batch
 from jaxsparse.primitive.binding import CALLS, bind, bind_local
 from jaxsparse.primitive.choice import (
+    Refused,
     TypedCall,
     UnavailableError,
     choose,
+    choose_or_refuse,
     lacks_kernel,
     narrowed,
     variants_of,
@@ -35,6 +37,7 @@ __all__ = [
     "Fallback",
     "FfiCall",
     "Operation",
+    "Refused",
     "Signature",
     "TypedCall",
     "UnavailableError",
@@ -42,6 +45,7 @@ __all__ = [
     "bind",
     "bind_local",
     "choose",
+    "choose_or_refuse",
     "core_dims",
     "define_multilinear_jvp",
     "define_transpose",

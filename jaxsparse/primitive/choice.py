@@ -65,6 +65,22 @@ def choose(call: TypedCall, device: AnyDevice) -> TargetCall | Fallback:
     return made
 
 
+class Refused(NamedTuple):
+    """Why what was asked for by its name can't be had."""
+
+    reason: str
+
+
+def choose_or_refuse(call: TypedCall, device: AnyDevice) -> TargetCall | Fallback | Refused:
+    """`choose`, with the reason in place of an error, for what only says what a call runs by."""
+    try:
+        return choose(call, device)
+    except UnavailableError as error:
+        return Refused(error.reason)
+    except ValueError as error:  # as lowering says it, of a variable that is no number
+        return Refused(str(error))
+
+
 def _chosen(call: TypedCall, device: AnyDevice) -> TargetCall | Fallback:
     """`choose`, the operation's plain form standing for whatever it computes without a kernel."""
     operation, params = call.operation, call.params

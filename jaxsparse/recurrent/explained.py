@@ -7,7 +7,7 @@ import math
 from typing import ClassVar
 
 from jaxsparse.device import AnyDevice, Device, by_device
-from jaxsparse.primitive import Fallback, TypedCall, UnavailableError, choose
+from jaxsparse.primitive import Fallback, Refused, TypedCall, choose_or_refuse
 from jaxsparse.recurrent import engine
 from jaxsparse.recurrent.plan import NoPlan, Plan, ScanForm
 from jaxsparse.recurrent.primitive import operand_names
@@ -41,12 +41,9 @@ def explained_scan(call: TypedCall, here: str, device: Device) -> ExplainedScan:
 
 def planned(call: TypedCall, device: AnyDevice) -> Plan | NoPlan:
     """The plan that a scan runs by on a device, or why it runs without."""
-    try:
-        choice = choose(call, device)
-    except UnavailableError as error:
-        return NoPlan(error.reason, refused=True)
-    except ValueError as error:  # as lowering says it, of a variable that is no number
-        return NoPlan(str(error), refused=True)
+    choice = choose_or_refuse(call, device)
+    if isinstance(choice, Refused):
+        return NoPlan(choice.reason, refused=True)
     if isinstance(choice, Fallback):
         return NoPlan(choice.reason, wanted=not choice.warning)
     plan: Plan = choice.plan
