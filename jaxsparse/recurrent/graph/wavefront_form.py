@@ -50,8 +50,12 @@ class WavefrontForm(NamedTuple):
     def weight_bytes(self, edges: Sequence[Edge], x: Operands) -> int:
         """Of all matrices that a step multiplies by."""
         nodes = range(self.first, self.last + 1)
-        inside = (e for e, edge in enumerate(edges) if {edge.source, edge.target} <= {*nodes})
-        arrays = [w for e in inside for w in x.weights[e]]
+        inside = (
+            of_edge
+            for edge, of_edge in zip(edges, x.weights, strict=True)
+            if edge.source in nodes and edge.target in nodes
+        )
+        arrays = [w for of_edge in inside for w in of_edge]
         return sum(w.size * w.dtype.itemsize for w in arrays)
 
 
