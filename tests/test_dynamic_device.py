@@ -133,6 +133,9 @@ def test_layouts_have_a_group_for_each_team():
     assert layout == dynamic.Layout(width=8, groups=8, slots=2)
     half = dataclasses.replace(H200, name="half", multiprocessors=66)
     assert dynamic.Layout.teams(weights, 1200, device=half).groups == 4
+    assert dynamic.Layout.choose(weights, 64, 1200, device=H200) == layout
+    narrow = jax.ShapeDtypeStruct((500, 1250), jnp.bfloat16)  # 250 units are no multiple of 8
+    assert dynamic.Layout.choose(narrow, 64, 1200, device=H200) == dynamic.Layout.plain(64)
     with pytest.raises(ValueError, match=r"no kernel takes these weights: .* don't fit"):
         dynamic.Layout.teams(jax.ShapeDtypeStruct((8192, 20480), "bfloat16"), 9, device=H200)
     with pytest.raises(ValueError, match=r"must be \(K h, P h\) with K = 3, got \(512, 1280\)"):
@@ -164,8 +167,14 @@ def test_explain_says_the_plan():
         functools.partial(case.scan, implementation="cuda"), case.operands, device=H200
     )
     assert isinstance(by_kernel.plan, Plan) and by_kernel.plan.variant == VARIANTS[0]
-    (plain,) = explain(case.scan, case.operands, device=H200)
-    assert "until its predictions are fitted" in str(plain)
+    (chosen,) = explain(case.scan, case.operands, device=H200)
+    assert chosen.plan == by_kernel.plan
+    (batch,) = explain(
+        jax.vmap(case.scan),
+        jax.tree.map(lambda x: x[None].repeat(40, 0), case.operands),
+        device=H200,
+    )
+    assert "a loop of XLA over tiles, because it is predicted to take about" in str(batch)
     wide = Case("tree_lstm", 64, jnp.bfloat16, width=16)
     (refused,) = explain(
         functools.partial(wide.scan, implementation="cuda"), wide.operands, device=H200

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
 from jax.core import ShapedArray
 
 from jaxsparse import _ffi
 from jaxsparse.device import AnyDevice, Device
-from jaxsparse.dynamic.plan import NoPlan, Plan, ScanForm, make_plan
+from jaxsparse.dynamic.plan import NoPlan, Plan, ScanForm, loop_microseconds, make_plan
 from jaxsparse.primitive import Fallback, FfiCall, UnavailableError
 from jaxsparse.recurrent import printer
 from jaxsparse.recurrent.engine import most_delay, printed_step, wait_limit
@@ -20,7 +22,6 @@ EXPRESSIONS = {
     False: "jaxsparse::GraphGather<PrintedStep, PrintedPlan>",
     True: "jaxsparse::GraphEmit<PrintedStep, PrintedPlan>",  # of a scan that emits
 }
-_BY_NAME = "it is taken by implementation='cuda' only, until its predictions are fitted"
 
 
 def form_of(params: dict[str, Any], avals: Sequence[ShapedArray], names: Sequence[str]) -> ScanForm:
@@ -80,8 +81,8 @@ def ffi_call(
     assert isinstance(device, Device)  # on what is none, no kernel of scans runs
     step: Step = params["step"]
     implementation, variant = params["implementation"], params["variant"]
-    if implementation != "cuda" and variant is None:
-        return Fallback(_BY_NAME)
+    # Then it runs by a kernel even where the loop would be faster, or not at all.
+    forced = implementation == "cuda" or variant is not None
     form, delay = form_of(params, avals, names), most_delay()
     plan: Plan | NoPlan = make_plan(form, device, variant)
     if isinstance(plan, Plan):
@@ -89,6 +90,16 @@ def ffi_call(
             text = source(step, form, plan, delay)
         except ValueError as error:  # in a derivative: the cell itself was checked
             plan = NoPlan(str(error))
+    if isinstance(plan, Plan) and not forced:
+        rank = avals[names.index("script")].ndim - 1
+        launches = math.prod(jnp.broadcast_shapes(*(a.shape[:rank] for a in avals)))
+        by_kernel, by_loop = launches * plan.total_microseconds, loop_microseconds(form)
+        if by_kernel > by_loop:
+            plan = NoPlan(
+                f"it is predicted to take about {by_loop:.0f} us, and kernels {by_kernel:.0f} us"
+            )
+    if isinstance(plan, NoPlan) and not forced:
+        return Fallback(plan.reason)
     if isinstance(plan, NoPlan):
         asked = f"variant {variant!r}" if variant else "implementation='cuda'"
         raise UnavailableError(

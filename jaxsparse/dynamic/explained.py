@@ -85,11 +85,12 @@ def explained_dynamic_scan(
     step, form = call.params["step"], call.params["form"]
     kinds, _, columns = call.operands[0].shape[-3:]
     products = step.states if call.params["emits"] else step.products
+    groups = "1 group" if form.groups == 1 else f"{form.groups} groups"
     problem = (
         f"{step.name}: {products} products of {columns // products} units, "
         f"{call.params['dtype']} state, {f'{kinds} kinds, ' if kinds > 1 else ''}{form.slots} "
         f"children; room for {form.leaves} leaves and {form.tiles} tiles of {form.width} rows in "
-        f"{form.groups} groups{', from the roots to the leaves' if call.params['emits'] else ''}"
+        f"{groups}{', from the roots to the leaves' if call.params['emits'] else ''}"
     )
     of_form = tuple(ScriptSummary.of(s) for s in scripts if s.form == form)
     return ExplainedDynamicScan(

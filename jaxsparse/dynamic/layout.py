@@ -7,8 +7,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxsparse.device import Device, present_device
-from jaxsparse.dynamic.plan import TILE_ROWS, NoPlan, ScanForm, make_plan
+from jaxsparse.device import AnyDevice, Device, default_device, present_device
+from jaxsparse.dynamic.plan import TILE_ROWS, NoPlan, Plan, ScanForm, make_plan
 from jaxsparse.integers import integer
 
 # Rows of a tile on a CPU. From 32 on a tile takes the time of its product: wider ones save nothing,
@@ -39,6 +39,34 @@ class Layout:
         for field in dataclasses.fields(self):
             size = integer("dynamic.Layout", field.name, getattr(self, field.name), 1, 2**20)
             object.__setattr__(self, field.name, size)  # an int, which forms can write as JSON
+
+    @classmethod
+    def choose(
+        cls, weights: Any, batch: int, rows: int, slots: int = 2, *, device: Device | None = None
+    ) -> Layout:
+        """The layout for what will run a scan: `teams` where a GPU's kernels take it, or `plain`.
+
+        Args:
+            weights: of the scan, (K h, P h): an array, or a ``jax.ShapeDtypeStruct``.
+            batch: graphs at a time.
+            rows: about how many computed rows a batch has.
+            slots: K, children that a row of the cell takes.
+            device: the GPU; by default this machine's, if it has one.
+
+        Raises:
+            TypeError: unless batch, rows and slots are integers.
+            ValueError: if weights are not (K h, P h).
+
+        >>> import jax, jaxsparse
+        >>> weights = jax.ShapeDtypeStruct((512, 1280), "bfloat16")
+        >>> Layout.choose(weights, 64, 1200, device=jaxsparse.H200)
+        Layout(width=8, groups=8, slots=2)
+        """
+        of = device or default_device()
+        plan = _plan_of_teams("Layout.choose", weights, rows, slots, of)
+        if isinstance(plan, Plan):
+            return cls(TILE_ROWS, plan.teams, slots)
+        return cls.plain(batch, slots)
 
     @classmethod
     def plain(cls, batch: int, slots: int = 2) -> Layout:
@@ -72,27 +100,34 @@ class Layout:
         >>> Layout.teams(weights, 1200, device=jaxsparse.H200)
         Layout(width=8, groups=8, slots=2)
         """
-        rows = integer("Layout.teams", "rows", rows, 0)
-        slots = integer("Layout.teams", "slots", slots, 1, 2**20)
-        height, columns = weights.shape if len(weights.shape) == 2 else (0, 0)
-        hidden = height // slots
-        if hidden == 0 or height % slots or columns == 0 or columns % hidden:
-            raise ValueError(
-                f"Layout.teams: weights must be (K h, P h) with K = {slots}, got {weights.shape}"
-            )
-        width = TILE_ROWS
-        plan = make_plan(
-            ScanForm(
-                products=columns // hidden,
-                slots=slots,
-                hidden=hidden,
-                tiles=-(-rows // width),
-                groups=0,  # as many as are best
-                state_dtype=jnp.dtype(weights.dtype).name,
-                weight_dtype=jnp.dtype(weights.dtype).name,
-            ),
-            device or present_device(),
-        )
+        plan = _plan_of_teams("Layout.teams", weights, rows, slots, device or present_device())
         if isinstance(plan, NoPlan):
             raise ValueError(f"Layout.teams: no kernel takes these weights: {plan.reason}")
-        return cls(width, plan.teams, slots)
+        return cls(TILE_ROWS, plan.teams, slots)
+
+
+def _plan_of_teams(
+    operation: str, weights: Any, rows: int, slots: int, device: AnyDevice
+) -> Plan | NoPlan:
+    """The plan of a scan of so many rows, with as many groups as are best."""
+    rows = integer(operation, "rows", rows, 0)
+    slots = integer(operation, "slots", slots, 1, 2**20)
+    height, columns = weights.shape if len(weights.shape) == 2 else (0, 0)
+    hidden = height // slots
+    if hidden == 0 or height % slots or columns == 0 or columns % hidden:
+        raise ValueError(
+            f"{operation}: weights must be (K h, P h) with K = {slots}, got {weights.shape}"
+        )
+    if not isinstance(device, Device):
+        return NoPlan(device.lacks)
+    dtype = jnp.dtype(weights.dtype).name
+    form = ScanForm(
+        products=columns // hidden,
+        slots=slots,
+        hidden=hidden,
+        tiles=-(-rows // TILE_ROWS),
+        groups=0,  # as many as are best
+        state_dtype=dtype,
+        weight_dtype=dtype,
+    )
+    return make_plan(form, device)
