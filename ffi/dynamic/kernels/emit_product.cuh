@@ -14,6 +14,7 @@ namespace jaxsparse {
 template <typename Plan>
 struct EmitMatrix {
   static constexpr int kColumns = Plan::kSizes.columns;
+  using Loads = EmitWeights<Plan>;  // on tensor cores
   __device__ __forceinline__ static DenseWeights Of(const GraphScanProblem& p) { return p.weights; }
   __device__ __forceinline__ static int PlaceOf(int slot) { return slot; }
 };

@@ -6,6 +6,7 @@
 // tensor core, without shared memory. The weights are arranged to match.
 #pragma once
 
+#include "dynamic/kernels/team_weights.cuh"
 #include "persistent/exchange.cuh"
 #include "recurrent/kernels/dense_mma.cuh"
 
@@ -20,7 +21,7 @@ __device__ __forceinline__ int PlaceOfProduct(int row, int tile_row) {
 template <typename Plan, typename Matrix>
 class TeamMma {
   using State = typename Plan::State;
-  using Row = DenseRow<Plan, Matrix>;
+  using Loads = typename Matrix::Loads;
   static constexpr auto kSizes = Plan::kSizes;
   static constexpr int kLoads = kSizes.loads, kRowTiles = kSizes.row_tiles;
   static constexpr int kRegisterChunks = kSizes.register_chunks;
@@ -32,31 +33,33 @@ class TeamMma {
   template <typename Problem>
   __device__ __forceinline__ TeamMma(const Problem& p, Words4* shared)
       : warp_(threadIdx.x / kWarp), lane_(threadIdx.x % kWarp), shared_(shared + threadIdx.x) {
+    const Loads loads(Matrix::Of(p), shared - kSizes.weights_at / 16);
+    typename Loads::Asked next;
+    loads.Ask(FirstColumn(0), &next);
 #pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) {
-      const Row upper(p, m * 16 + TileRow()), lower(p, m * 16 + 8 + TileRow());
+    for (int j = 0; j < kRegisterChunks; ++j) {
+      const typename Loads::Asked asked = next;
+      if (j + 1 < kLoads) loads.Ask(FirstColumn(j + 1), &next);
+      loads.Arrange(asked, weights_[j]);
+    }
+#pragma unroll 1
+    for (int j = kRegisterChunks; j < kLoads; ++j) {
+      const typename Loads::Asked asked = next;
+      if (j + 1 < kLoads) loads.Ask(FirstColumn(j + 1), &next);
+      ChunkWeights<Plan> weights;
+      loads.Arrange(asked, weights);
 #pragma unroll
-      for (int j = 0; j < kRegisterChunks; ++j) {
+      for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          weights_[j][m][half] = MmaFragment(upper, lower, Column(j) + 4 * half);
-        }
-      }
-#pragma unroll 1  // which the compiler takes less time for
-      for (int j = kRegisterChunks; j < kLoads; ++j) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          SharedWeights(j, m, half) = MmaFragment(upper, lower, Column(j) + 4 * half);
-        }
+        for (int half = 0; half < 2; ++half) SharedWeights(j, m, half) = weights[m][half];
       }
     }
+    if constexpr (Loads::kStages) WaitAt<kSizes.product_threads>(kProductWarps);
   }
 
   // The row of the tile whose states the lane loads, and the first of their columns.
   __device__ __forceinline__ int TileRow() const { return lane_ / 4; }
-  __device__ __forceinline__ int Column(int j) const {
-    return (j * kSizes.warps + warp_) * kSizes.load_columns + lane_ % 4 * 8;
-  }
+  __device__ __forceinline__ int Column(int j) const { return FirstColumn(j) + lane_ % 4 * 8; }
   __device__ __forceinline__ bool HasColumn(int j) const {
     return (j + 1) * kSizes.warps * kSizes.load_columns <= kSizes.columns ||
            Column(j) < kSizes.columns;
@@ -96,13 +99,20 @@ class TeamMma {
   }
 
  private:
+  static constexpr int kProductWarps = 2;  // a named barrier
+
+  // Of the warp's chunk.
+  __device__ __forceinline__ int FirstColumn(int j) const {
+    return (j * kSizes.warps + warp_) * kSizes.load_columns;
+  }
+
   __device__ __forceinline__ Words4& SharedWeights(int j, int m, int half) const {
     return shared_[(((j - kRegisterChunks) * kRowTiles + m) * 2 + half) * kSizes.product_threads];
   }
 
   const int warp_, lane_;
   Words4* const shared_;
-  Words4 weights_[kRegisterChunks > 0 ? kRegisterChunks : 1][kRowTiles][2];
+  ChunkWeights<Plan> weights_[kRegisterChunks > 0 ? kRegisterChunks : 1];
 };
 
 }  // namespace jaxsparse
