@@ -63,12 +63,16 @@ def dense(x: Any, weights: Any, bias: Any = None) -> Any:
     return y if bias is None else y + bias.astype(wide)
 
 
-def rounded_dense(x: Any, weights: Any) -> Any:
-    """A product in the dtype of the weights, as layers in 16 bits have it.
+def rounded_dense(x: Any, weights: Any, bias: Any = None) -> Any:
+    """The same in the dtype of the weights, as layers in 16 bits have it.
 
     Its cotangents are as narrow, so that the products of gradients run on tensor cores, too.
     """
-    return jnp.dot(x.astype(weights.dtype), weights)
+    dtype = weights.dtype
+    y = jnp.dot(x.astype(dtype), weights)
+    if bias is None:
+        return y
+    return (y + bias.astype(jnp.promote_types(dtype, jnp.float32))).astype(dtype)
 
 
 def losses(logits: Any, labels: Any) -> Any:
@@ -141,8 +145,8 @@ def _scanned(scan: Scan, cell: Any, params: Params, carry: Any, script: Any, xs:
 def _leaves(cell: dynamic.Cell, params: Params, rows: Any) -> Any:
     """Carries of leaves, and of them the states, in the dtype of the weights."""
     dtype = params["weights"].dtype
-    wide = jnp.promote_types(dtype, jnp.float32)
-    made = rounded_dense(rows, params["leaf"]).astype(wide) + params["leaf_bias"].astype(wide)
+    made = rounded_dense(rows, params["leaf"], params["leaf_bias"])
+    made = made.astype(jnp.promote_types(dtype, jnp.float32))
     if cell is tanh_cell:
         return jnp.tanh(made).astype(dtype)
     i, o, u = jnp.split(made, 3, axis=-1)

@@ -16,7 +16,6 @@ from jaxsparse.dynamic.script import Script
 from jaxsparse.precision import accumulator_dtype
 from jaxsparse.recurrent.products import product
 
-
 _ROWS_OF_ONES = 8  # as few as tensor cores take: XLA makes a sum of a product by a single one
 
 
