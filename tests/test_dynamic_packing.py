@@ -314,6 +314,10 @@ def test_states_in_the_order_of_inputs():
         inputs = np.asarray(script.in_input_order(h))
         assert inputs[:9].tolist() == [*tokens[4:], *tokens[:4]] and (inputs[9:] == 0).all()
         assert (script.input("token")[9:] == -1).all()
+        weights = np.arange(1.0, len(inputs) + 1)
+        _, back = jax.vjp(script.in_input_order, jnp.ones(len(rows)))
+        (given,) = back(jnp.asarray(weights, jnp.float32))
+        np.testing.assert_array_equal(given, np.where(rows < 0, 0, weights[rows]))
 
 
 def test_refused_values():

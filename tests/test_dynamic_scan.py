@@ -16,6 +16,7 @@ from recurrent_problems import compiled
 
 from jaxsparse import CSR, dynamic, recurrent
 from jaxsparse.dynamic import reference
+from jaxsparse.dynamic.primitive.row_products import sum_of_rows
 
 leaves = jax.tree.leaves
 
@@ -360,3 +361,13 @@ def test_other_errors():
             dynamic.cell(children=children)
     with pytest.raises(TypeError, match=r"dynamic\.chain: cell must be a function"):
         dynamic.chain(3)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_sums_of_rows_are_wide(dtype):
+    """Each as exact as sums in float32, whatever the dtype of what they add up."""
+    rows = jax.random.normal(jax.random.key(0), (2, 1000, 3, 5)).astype(dtype)
+    got = jax.jit(sum_of_rows)(rows)
+    exact = np.asarray(rows, np.float64).sum(1, keepdims=True)
+    assert got.dtype == jnp.float32
+    np.testing.assert_allclose(got, exact, atol=1e-6 * np.abs(np.asarray(rows, float)).sum(1).max())

@@ -55,8 +55,8 @@ def test_handlers(portable_kernels, tmp_path):
     common = [
         sanitized.FFI / f"{name}.cc"
         for name in (
-            *("host/call_parser", "host/ffi", "cpu/isa", "cpu/workers", "persistent/densify"),
-            "recurrent/scan_call",
+            *("host/call_parser", "host/ffi", "cpu/isa", "cpu/workers"),
+            *("persistent/densify", "persistent/fill", "recurrent/scan_call"),
         )
     ]
     options = [

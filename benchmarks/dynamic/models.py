@@ -63,6 +63,18 @@ def dense(x: Any, weights: Any, bias: Any = None) -> Any:
     return y if bias is None else y + bias.astype(wide)
 
 
+def rounded_dense(x: Any, weights: Any, bias: Any = None) -> Any:
+    """The same in the dtype of the weights, as layers in 16 bits have it.
+
+    Its cotangents are as narrow, so that the products of gradients run on tensor cores, too.
+    """
+    dtype = weights.dtype
+    y = jnp.dot(x.astype(dtype), weights)
+    if bias is None:
+        return y
+    return (y + bias.astype(jnp.promote_types(dtype, jnp.float32))).astype(dtype)
+
+
 def losses(logits: Any, labels: Any) -> Any:
     """Cross entropy of each row; of a label of -1 whatever."""
     chosen = jnp.take_along_axis(logits, jnp.maximum(labels, 0)[:, None], axis=-1)[:, 0]
@@ -133,7 +145,8 @@ def _scanned(scan: Scan, cell: Any, params: Params, carry: Any, script: Any, xs:
 def _leaves(cell: dynamic.Cell, params: Params, rows: Any) -> Any:
     """Carries of leaves, and of them the states, in the dtype of the weights."""
     dtype = params["weights"].dtype
-    made = dense(rows, params["leaf"], params["leaf_bias"])
+    made = rounded_dense(rows, params["leaf"], params["leaf_bias"])
+    made = made.astype(jnp.promote_types(dtype, jnp.float32))
     if cell is tanh_cell:
         return jnp.tanh(made).astype(dtype)
     i, o, u = jnp.split(made, 3, axis=-1)
@@ -209,7 +222,7 @@ def _first(params: Params, script: Any) -> tuple[Any, Any]:
 
 def gates(params: Params, x: Any, name: str = "input") -> Any:
     """Pre-activations of a recurrent layer, in the dtype of its weights."""
-    return dense(x, params[name]).astype(params[name].dtype)
+    return rounded_dense(x, params[name])
 
 
 def _last_state(scan: Scan, params: Params, rows: Any, batch: Batch) -> tuple[Any, Any]:
@@ -270,7 +283,7 @@ def _spelled_tags(scan: Scan, params: Params, rows: Any, batch: Batch) -> tuple[
     # Rare words come in the order of the letters' graphs, in each direction.
     place = (jnp.cumsum(rare) - 1) % jnp.maximum(half, 1)
     spelled = jnp.concatenate([ends[place], ends[place + half]], axis=-1)
-    spelled = dense(spelled, params["spelled"]).astype(rows.dtype)
+    spelled = rounded_dense(spelled, params["spelled"]).astype(rows.dtype)
     return _tags(scan, params, jnp.where(rare[:, None], spelled, rows), batch)
 
 

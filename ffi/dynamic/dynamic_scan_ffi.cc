@@ -1,8 +1,6 @@
 // FFI target of scans over graphs. What to launch was planned when the program was lowered
 // (dynamic/team_plan.h): the attributes carry the kernel's source and its launch, the last result
 // is its workspace. There is no CPU kernel: elsewhere the scan is a loop of XLA.
-#include <cuda_runtime_api.h>
-
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,6 +9,7 @@
 #include "dynamic/script.h"
 #include "dynamic/team_plan.h"
 #include "dynamic/workspace.h"
+#include "persistent/fill.h"
 #include "recurrent/scan_targets.h"
 #include "recurrent/variants.h"
 
@@ -148,24 +147,24 @@ GraphScanProblem ProblemOf(const DynamicScanCall& c, int64_t entry) {
 
 // What a kernel finds before it begins: states that look unwritten, and sums of nothing. States of
 // an earlier scan would be taken for this one's.
-std::string Clear(const DynamicScanCall& c, const GraphScanProblem& p, cudaStream_t stream) {
+FillProblem Cleared(const DynamicScanCall& c, const GraphScanProblem& p) {
+  constexpr uint32_t kUnwritten = 0xffffffff;
   const GraphWorkspace workspace = c.Workspace();
-  cudaError_t status = cudaSuccess;
-  const auto fill = [&](void* memory, int byte, int64_t bytes) {
-    if (status != cudaSuccess || bytes == 0) return;
-    status = cudaMemsetAsync(memory, byte, static_cast<size_t>(bytes), stream);
-  };
-  fill(p.states, 0xff, c.Rows() * c.states_of_row * c.hidden * c.state_bytes);
-  fill(c.workspace, 0xff, workspace.launches.ClearedBytes());
+  FillProblem fill;
+  AddRegion(p.states, c.Rows() * c.states_of_row * c.hidden * c.state_bytes, kUnwritten, &fill);
+  AddRegion(c.workspace, workspace.launches.ClearedBytes(), kUnwritten, &fill);
   if (c.emits) {
     const int64_t leaf_bytes = c.form.leaves * c.hidden * int64_t{sizeof(float)};
-    fill(c.workspace + workspace.SumsAt(0), 0, workspace.Bytes() - workspace.SumsAt(0));
-    fill(p.leaf_sums, 0, leaf_bytes);
-    for (size_t i = 0; i < c.leaf_carries.size(); ++i) fill(p.leaf_carries[i], 0, leaf_bytes);
+    const int64_t sums_at = workspace.SumsAt(0);
+    AddRegion(c.workspace + sums_at, workspace.Bytes() - sums_at, 0, &fill);
+    AddRegion(p.leaf_sums, leaf_bytes, 0, &fill);
+    for (size_t i = 0; i < c.leaf_carries.size(); ++i) {
+      AddRegion(p.leaf_carries[i], leaf_bytes, 0, &fill);
+    }
   }
-  if (status == cudaSuccess) return "";
-  return std::string("clearing states and sums: ") + cudaGetErrorString(status);
+  return fill;
 }
+static_assert(kMaxGraphArrays + 4 <= kMostFilledRegions);
 
 struct DynamicScanOperation {
   using Call = DynamicScanCall;
@@ -190,12 +189,11 @@ struct DynamicScanOperation {
     c->workspace = call.ResultWorkspace(c->Workspace().Bytes()).data;
   }
 
-  static std::vector<KernelSource> MoreKernels(const Call&) { return {}; }
+  static std::vector<KernelSource> MoreKernels(const Call&) { return {FillSource()}; }
 
   static std::string Launch(const Call& c, int64_t entry, const CudaLaunch& launch) {
     GraphScanProblem p = ProblemOf(c, entry);
-    const ScopedDevice scoped(launch.device);
-    std::string reason = Clear(c, p, static_cast<cudaStream_t>(launch.stream));
+    std::string reason = Fill(Cleared(c, p), launch.device, launch.stream);
     if (!reason.empty()) return reason;
     return LaunchKernel(launch.kernel, launch.shape, &p, launch.device, launch.stream);
   }
@@ -204,8 +202,10 @@ struct DynamicScanOperation {
 }  // namespace
 
 OperationEntry DynamicScanEntry() {
-  // Kernels are printed for each plan; tests/test_dynamic_device.py compiles some of every kind.
+  // Kernels of scans are printed for each plan; tests/test_dynamic_device.py compiles some of every
+  // kind.
   OperationEntry entry = ScanEntry<DynamicScanOperation>();
+  entry.kernels.push_back(FillSource());
   for (const TeamVariant& variant : kTeamVariants) entry.cuda_variants.push_back(variant.name);
   return entry;
 }

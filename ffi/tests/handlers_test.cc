@@ -2,6 +2,7 @@
 // length, order or number of operands and results, attributes that are missing, of another type or
 // out of range. Each is refused as an invalid argument that names what is wrong; calls that are
 // changed at random are refused or stay within their arrays, as sanitizers see.
+#include <algorithm>
 #include <cstdio>
 #include <functional>
 #include <random>
@@ -11,16 +12,26 @@
 #include "host/registry.h"
 #include "nvrtc/tensor_map.h"
 #include "persistent/failures.h"
+#include "persistent/fill.h"
 
 namespace jaxsparse {
 
-// ---- A GPU that launches nothing ----
+// ---- A GPU that launches nothing, but fills memory, which is the host's ----
 
-const void* GetKernel(const KernelSource&, int, std::string*) {
-  static const char kernel = 0;
-  return &kernel;
+constexpr char kKernel = 0, kFillKernel = 0;
+
+const void* GetKernel(const KernelSource& source, int, std::string*) {
+  return source.file == FillSource().file ? &kFillKernel : &kKernel;
 }
-std::string LaunchKernel(const void*, const LaunchShape&, void*, int, void*) { return ""; }
+std::string LaunchKernel(const void* kernel, const LaunchShape&, void* problem, int, void*) {
+  if (kernel != &kFillKernel) return "";
+  const auto& fill = *static_cast<const FillProblem*>(problem);
+  for (int i = 0; i < fill.count; ++i) {
+    const FilledRegion& region = fill.regions[i];
+    std::fill_n(static_cast<uint32_t*>(region.at), region.words, region.value);
+  }
+  return "";
+}
 Gpu GpuOf(int) { return {}; }
 ScopedDevice::ScopedDevice(int device) : wanted_(device) {}
 ScopedDevice::~ScopedDevice() {}

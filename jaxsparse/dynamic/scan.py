@@ -142,11 +142,9 @@ def _inputs(given: Arguments, script: Script) -> tuple[tuple[jax.Array, ...], tu
     form, h = script.form, given.h
     inputs, spans = [], []
     if given.xs is not None:
-        rows = script.x_rows.reshape(form.computed)
         xs = given.xs.reshape(form.inputs, given.gates, h)
-        # A number below 0 would count from the end.
-        rows = jnp.where(rows < 0, form.inputs, rows)
-        inputs.append(xs.at[rows].get(mode="fill", fill_value=0))
+        rows = xs.at[script.input_places]
+        inputs.append(rows.get(mode="fill", fill_value=0, unique_indices=True))
         spans.append(FULL)
     if len(given.kinds) > 1:
         kinds = jnp.repeat(jnp.asarray(script.kinds), form.width)

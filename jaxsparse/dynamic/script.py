@@ -106,6 +106,17 @@ class Script:
         return self._records[..., begin : begin + self.form.width]
 
     @property
+    def input_places(self) -> Any:
+        """``(tiles * width,)``: as `x_rows`, and behind all inputs for rows that have none.
+
+        No two are equal, so that what scatters by them, as gradients do, adds up nothing: without
+        atomic operations, which 16-bit numbers are slow in.
+        """
+        rows = self.x_rows.reshape(*self.batch_shape, self.form.computed)
+        behind = self.form.inputs + jnp.arange(self.form.computed, dtype=rows.dtype)
+        return jnp.where(rows < 0, behind, rows)
+
+    @property
     def row_mask(self) -> Any:
         """Bool ``(leaves + tiles * width,)``: which rows are no padding."""
         xp = np if isinstance(self.words, np.ndarray) else jnp
@@ -165,8 +176,7 @@ class Script:
             ValueError: as `roots`.
         """
         self._check_one("in_input_order")
-        place = self.x_rows.reshape(-1)
-        place = jnp.where(place < 0, self.form.inputs, place)  # dropped
+        place = self.input_places
 
         def order(h: Any) -> Any:
             h = jnp.asarray(h)
@@ -176,7 +186,7 @@ class Script:
                     f"got shape {h.shape}"
                 )
             rows = jnp.zeros((self.form.inputs, *h.shape[1:]), h.dtype)
-            return rows.at[place].set(h, mode="drop")
+            return rows.at[place].set(h, mode="drop", unique_indices=True)
 
         return jax.tree.map(order, h)
 

@@ -299,8 +299,9 @@ class GraphScan(nnx.Module):
             gates = tuple(jnp.split(x.astype(wide), self.gates, -1))
             r = (zero,) * self.products
             if bias is not None:
-                parts = jnp.split(bias.astype(wide), self.products)
-                r = tuple(jnp.broadcast_to(b, zero.shape) for b in parts)
+                # Repeated before it is cut, so that its gradient is one sum.
+                rows = jnp.broadcast_to(bias.astype(wide), (leaves, self.products * h))
+                r = tuple(jnp.split(rows, self.products, -1))
             kind = KindOfCell(self.cell, self.gates, self.products, bias is not None)
             children = self.cell.children
             checked_step((kind,), children, self.carry_structure, (False,) * count)

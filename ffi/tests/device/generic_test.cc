@@ -6,6 +6,7 @@
 #include "device/spmm_operands.h"
 #include "emulated/gpu.h"
 #include "persistent/densify.cu"
+#include "persistent/fill.cu"
 #include "sparse_softmax/kernels/generic.cu"
 #include "sparse_softmax/kernels/generic.h"
 #include "spmm/kernels/generic.cu"
@@ -78,6 +79,31 @@ void TestOthers(int64_t rows, int64_t columns) {
   emulated::Launch(kBlocks, kDensifyThreads, [&] { Densify<float, Index>(densify); });
 }
 
+// Regions that begin at each word of 16 bytes, of all short lengths, and one of several turns.
+void TestFill() {
+  constexpr int64_t kWords = kWordsOfFill * kFillThreads * kBlocks * 2 + 3;
+  std::vector<std::vector<uint32_t>> arrays;
+  FillProblem p;
+  for (int64_t words : {int64_t{0}, int64_t{1}, int64_t{2}, int64_t{3}, int64_t{4}, int64_t{7},
+                        int64_t{8}, kWords}) {
+    for (int64_t before = 0; before < (words < kWords ? kWordsOfFill : 1); ++before) {
+      arrays.emplace_back(static_cast<size_t>(before + words), 1);
+      p.regions[p.count] = {arrays.back().data() + before, words,
+                            100u + static_cast<uint32_t>(p.count)};
+      ++p.count;
+    }
+  }
+  emulated::Launch(kBlocks, kFillThreads, [&] { FillRegions(p); });
+  for (size_t i = 0; i < arrays.size(); ++i) {
+    const std::vector<uint32_t>& array = arrays[i];
+    const size_t before = array.size() - static_cast<size_t>(p.regions[i].words);
+    for (size_t j = 0; j < array.size(); ++j) {
+      const uint32_t expected = j < before ? 1 : p.regions[i].value;
+      if (array[j] != expected) Fail("filled memory", i, j, array[j], expected);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace jaxsparse
 
@@ -93,6 +119,7 @@ int main() {
     TestSddmm<float, float, int32_t>({40, 70, 9, 0.3, 0.9}, disorder, true);
     TestSddmm<float16, float, uint16_t>({23, 50, 40, 0.2}, disorder, false);
   }
+  TestFill();
   for (int turn = 0; turn < 20; ++turn) {
     TestOthers<int32_t>(17, 30);
     TestOthers<uint16_t>(40, 90);

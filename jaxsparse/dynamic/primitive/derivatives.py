@@ -17,7 +17,7 @@ from jaxsparse.dynamic.primitive.operands import (
     split,
     split_results,
 )
-from jaxsparse.dynamic.primitive.row_products import products_of_rows
+from jaxsparse.dynamic.primitive.row_products import products_of_rows, sum_of_rows
 from jaxsparse.primitive import bind, undefined
 from jaxsparse.recurrent.primitive.derivatives import (
     instantiated,
@@ -130,6 +130,8 @@ def transpose(cotangents: Any, *operands: Any, **params: Any) -> Any:
         },
     )
     given = dict(zip(linear, made.outputs, strict=True))
+    if params["implementation"] == "cuda":
+        given |= {i: sum_of_rows(given[i]) for i in linear if "r" not in params["spans"][i]}
     inputs = [
         summed_to_operand(given[i], a) if i in given else None for i, a in enumerate(x.inputs)
     ]

@@ -1,0 +1,21 @@
+// The kernel that fills several regions of memory, in one launch where each of them would take one
+// of cudaMemsetAsync.
+#pragma once
+
+#include <string>
+
+#include "nvrtc/kernel.h"
+#include "persistent/fill_problem.h"
+
+namespace jaxsparse {
+
+KernelSource FillSource();
+
+// Adds a region, at a multiple of 4 bytes and of so many; none where there are no bytes. There may
+// be kMostFilledRegions.
+void AddRegion(void* at, int64_t bytes, uint32_t value, FillProblem* problem);
+
+// Launches on `stream`; returns the reason of a failure, or an empty string.
+std::string Fill(const FillProblem& problem, int device, void* stream);
+
+}  // namespace jaxsparse
