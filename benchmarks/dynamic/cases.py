@@ -26,6 +26,9 @@ GRADIENT_TOLERANCE = {
     "step by step": {"float32": 2**-12, "tf32": 2**-6, "bfloat16": 2**-3},
 }
 
+OF_COMPILATION = ("kernels", "kernel_compile_s", "kernel_load_s", "new_script_s")
+"""What rows of the suite `compile` say besides."""
+
 
 @dataclass(frozen=True)
 class DynamicCase:
@@ -71,6 +74,7 @@ class DynamicCase:
             "plan": None,
             "compile_s": None,
             "temporary_bytes": None,
+            **(dict.fromkeys(OF_COMPILATION) if p.suite == "compile" else {}),
             "weight_bytes": weight_bytes(p, self.implementation.name, self.dtype, passed),
         }
 
@@ -106,6 +110,7 @@ class _Builds:
 
     def __init__(self) -> None:
         self._made: dict[tuple[object, str], Future[Built]] = {}
+        self._measured: set[tuple[object, str]] = set()
         self._lock = threading.Lock()
 
     def of(self, case: DynamicCase, passed: str) -> Built:
@@ -117,15 +122,22 @@ class _Builds:
         return self._made[key].result()
 
     def forget(self, case: DynamicCase, passed: str) -> None:
+        """What was measured is not built again by `start`: programs may be of several suites."""
         self._made.pop((case.key, passed), None)
+        self._measured.add((case.key, passed))
+
+    def known(self, case: DynamicCase, passed: str) -> bool:
+        """Whether it is built, or was measured."""
+        key = (case.key, passed)
+        return key in self._made or key in self._measured
 
     def start(self, cases: Sequence[DynamicCase], threads: int) -> None:
         """Builds the programs of all cases; what fails does so where it is asked for."""
-        self._made.clear()
         todo = {}
         for case in cases:
             for passed in case.passes:
-                todo[case.key, passed] = (case, passed, Future[Built]())
+                if not self.known(case, passed):
+                    todo[case.key, passed] = (case, passed, Future[Built]())
         self._made.update({key: future for key, (_, _, future) in todo.items()})
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(lambda job: self._run(*job), todo.values()))
@@ -146,3 +158,8 @@ _BUILDS = _Builds()
 def compile_side_by_side(cases: Sequence[DynamicCase], threads: int) -> None:
     """Compiles the programs of cases, so many at a time; their builds are then known."""
     _BUILDS.start(cases, threads)
+
+
+def are_compiled(cases: Sequence[DynamicCase]) -> bool:
+    """Whether the programs of all cases are, or were measured."""
+    return all(_BUILDS.known(case, passed) for case in cases for passed in case.passes)
