@@ -278,6 +278,7 @@ def test_weights_are_counted():
     script = pack_numpy(problem.graphs, step, dynamic.Layout(8))
     found = counted.weight_bytes(problem, "levels-8", "float32", "gradient")
     assert found == 2 * copy * int(script.used_tiles)
+    assert counted.weight_bytes(problem, "levels-8", "float32", "pack") == found
     large = replace(problem, hidden=256)
     teams = Scripts(teams="bfloat16").layout(large).groups
     found = counted.weight_bytes(large, "jaxsparse-teams", "bfloat16", "training")

@@ -26,6 +26,9 @@ GRADIENT_TOLERANCE = {
     "step by step": {"float32": 2**-12, "tf32": 2**-6, "bfloat16": 2**-3},
 }
 
+CHECKED = ("forward", "gradient", "training", "end_to_end")
+"""Passes whose results are compared with the reference."""
+
 OF_COMPILATION = ("kernels", "kernel_compile_s", "kernel_load_s", "new_script_s")
 """What rows of the suite `compile` say besides."""
 
@@ -83,12 +86,16 @@ class DynamicCase:
         checked = self._built(passed).checked
         if checked is None:
             return Check(0.0, 0.0, 0)
-        kind = "training" if passed == "end_to_end" else passed
+        kind, problem = self.expected(passed)
         limit = TOLERANCE[self.dtype]
         if kind != "forward":
             limit = GRADIENT_TOLERANCE[self.implementation.sums_weights][self.dtype]
-        problem = replace(self.problem, suite="", passes=())
         return Check(reference.error(kind, checked(), problem), limit, len(problem.groups()))
+
+    def expected(self, passed: str) -> tuple[str, Problem]:
+        """Of what the reference is: the kind of results, and the net in whatever suite."""
+        kind = "training" if passed == "end_to_end" else passed
+        return kind, replace(self.problem, suite="", passes=())
 
     def build(self, passed: str) -> Program:
         """The program that was checked."""
@@ -139,7 +146,11 @@ class _Builds:
                 if not self.known(case, passed):
                     todo[case.key, passed] = (case, passed, Future[Built]())
         self._made.update({key: future for key, (_, _, future) in todo.items()})
+        # The reference, in NumPy, takes as long as some programs do.
+        expected = {case.expected(passed) for case, passed, _ in todo.values() if passed in CHECKED}
         with ThreadPoolExecutor(threads) as pool:
+            for kind, problem in sorted(expected, key=str):
+                pool.submit(reference.expected, problem, kind)
             list(pool.map(lambda job: self._run(*job), todo.values()))
 
     @staticmethod

@@ -169,9 +169,7 @@ def _levels(width: int, unroll: int | None = None) -> Implementation:
     name = f"levels-{width}" + ("" if unroll is None else f"-unroll{unroll}")
     way = _peer_way(levels.level_scan, width, unroll)
     build = functools.partial(_build, way)
-    return Implementation(
-        name, "levels by hand", build, passes=_TIMED, takes=_fits(width), usual=unroll is None
-    )
+    return Implementation(name, "levels by hand", build, takes=_fits(width), usual=unroll is None)
 
 
 def _loop(width: int) -> Implementation:
