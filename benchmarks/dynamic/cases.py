@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from benchmarks.dynamic import reference
 from benchmarks.dynamic.counted import weight_bytes
 from benchmarks.dynamic.implementations import Implementation
-from benchmarks.dynamic.problems import SUITES, Problem
+from benchmarks.dynamic.problems import COMPUTED, SUITES, Problem
 from benchmarks.dynamic.programs import Built
 from benchmarks.run import Check, Row
 from jaxsparse import recurrent
@@ -25,9 +25,6 @@ GRADIENT_TOLERANCE = {
     "at once": {"float32": 2**-12, "tf32": 2**-6, "bfloat16": 2**-5},
     "step by step": {"float32": 2**-12, "tf32": 2**-6, "bfloat16": 2**-3},
 }
-
-CHECKED = ("forward", "gradient", "training", "end_to_end")
-"""Passes whose results are compared with the reference."""
 
 OF_COMPILATION = ("kernels", "kernel_compile_s", "kernel_load_s", "new_script_s")
 """What rows of the suite `compile` say besides."""
@@ -147,7 +144,9 @@ class _Builds:
                     todo[case.key, passed] = (case, passed, Future[Built]())
         self._made.update({key: future for key, (_, _, future) in todo.items()})
         # The reference, in NumPy, takes as long as some programs do.
-        expected = {case.expected(passed) for case, passed, _ in todo.values() if passed in CHECKED}
+        expected = {
+            case.expected(passed) for case, passed, _ in todo.values() if passed in COMPUTED
+        }
         with ThreadPoolExecutor(threads) as pool:
             for kind, problem in sorted(expected, key=str):
                 pool.submit(reference.expected, problem, kind)

@@ -12,8 +12,12 @@ import numpy as np
 from benchmarks.dynamic.models import MODELS, Model, Sizes, circuit_model, example_ids
 from jaxsparse import dynamic
 
-# A whole step, by parts, is what these time; the passes of other suites are the first ones.
-PASSES = ("forward", "gradient", "training", "end_to_end", "pack", "copy", "dispatch")
+COMPUTED = ("forward", "gradient", "training", "end_to_end")
+"""Passes that give a result."""
+
+PASSES = (*COMPUTED, "pack", "copy", "dispatch")
+"""With these, a whole step by parts."""
+
 STEPS = {"cpu": 4}
 """By platform, how many steps a program has at most; 48 on others."""
 
@@ -38,7 +42,7 @@ class Problem:
     hidden: int
     embedding: int = 0
     steps: int = 48
-    passes: tuple[str, ...] = PASSES[:4]
+    passes: tuple[str, ...] = COMPUTED
 
     def __post_init__(self) -> None:
         if not self.embedding:
