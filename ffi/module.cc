@@ -16,6 +16,7 @@
 #include "host/registry.h"
 #include "nvrtc/compiler.h"
 #include "nvrtc/disk_cache.h"
+#include "nvrtc/kernel.h"
 #include "recurrent/bindings.h"
 
 namespace nb = nanobind;
@@ -166,6 +167,14 @@ nb::bytes CompileKernel(const std::string& file, const std::string& expression,
   return nb::bytes(kernel->code.data(), kernel->code.size());
 }
 
+void LoadKernelAnew(const std::string& file, const std::string& expression, const std::string& text,
+                    int device) {
+  std::string error;
+  if (LoadKernel({file, expression, text}, device, &error) == nullptr) {
+    throw std::runtime_error(error);
+  }
+}
+
 std::string VersionOfNvrtc() {
   std::string error;
   const std::string version = NvrtcVersion(&error);
@@ -207,6 +216,8 @@ NB_MODULE(_ffi, m) {
   m.def("configure_compiler", ConfigureCompiler, nb::arg("source_folder"), nb::arg("libraries"));
   m.def("compile_kernel", CompileKernel, nb::arg("file"), nb::arg("expression"),
         nb::arg("architecture"), nb::arg("text") = "");
+  m.def("load_kernel", LoadKernelAnew, nb::arg("file"), nb::arg("expression"), nb::arg("text"),
+        nb::arg("device") = 0, nb::call_guard<nb::gil_scoped_release>());
   m.def("nvrtc_version", VersionOfNvrtc);
   m.def("cuda_devices", DevicesOfCuda);
   m.def("architecture_name", ArchitectureName, nb::arg("compute_capability"));

@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from bench_commands import refused
@@ -19,6 +20,7 @@ from benchmarks.dynamic import (
     circuits,
     counted,
     datasets,
+    kernels,
     models,
     problems,
     programs,
@@ -27,7 +29,7 @@ from benchmarks.dynamic import (
     selection,
 )
 from benchmarks.dynamic.batches import Scripts
-from benchmarks.dynamic.cases import DynamicCase
+from benchmarks.dynamic.cases import DynamicCase, are_compiled
 from benchmarks.dynamic.implementations import IMPLEMENTATIONS
 from benchmarks.panels import panels
 from jaxsparse import dynamic
@@ -253,6 +255,21 @@ def test_widths_are_about_those_of_levels():
     assert taken == [["levels-8", "levels-32"], ["levels-8", "levels-32", "levels-64"]]
 
 
+def test_programs_of_the_next_problems_are_built_with_those_of_the_first():
+    nets = tuple(small("tree_lstm", batch) for batch in (1, 2))
+    made = selection.DynamicSelection(
+        nets, (IMPLEMENTATIONS["jaxsparse"],), ("float32",), ("pack",), {}
+    )
+    later = made._cases(nets[1])
+    assert not are_compiled(later)
+    (first,) = made.cases(nets[0])
+    assert are_compiled(later)
+    built = later[0]._built("pack")
+    first.ran("pack")
+    (second,) = made.cases(nets[1])
+    assert second._built("pack") is built and are_compiled([first])  # it was measured
+
+
 def test_weights_are_counted():
     """Two reads of all weights a tile; of a kernel, two launches of each team."""
     problem = small("tree_lstm", batch=1)
@@ -261,6 +278,7 @@ def test_weights_are_counted():
     script = pack_numpy(problem.graphs, step, dynamic.Layout(8))
     found = counted.weight_bytes(problem, "levels-8", "float32", "gradient")
     assert found == 2 * copy * int(script.used_tiles)
+    assert counted.weight_bytes(problem, "levels-8", "float32", "pack") == found
     large = replace(problem, hidden=256)
     teams = Scripts(teams="bfloat16").layout(large).groups
     found = counted.weight_bytes(large, "jaxsparse-teams", "bfloat16", "training")
@@ -321,9 +339,9 @@ def test_dynet_stands_beside_nets_of_its_size(hidden, column):
     assert table.cells[1][1:] == ["800,000", *["856"] * len(column)]
 
 
-@pytest.mark.parametrize("suite", ["models", "ablation"])
+@pytest.mark.parametrize("suite", ["models", "ablation", "weight_loads"])
 def test_plots(suite, tmp_path):
-    """Dots and lines, of every way."""
+    """Dots and lines, of every way that has a figure."""
     pytest.importorskip("matplotlib")
     ways = {i.way for i in IMPLEMENTATIONS.values() if i.ablation == (suite == "ablation")}
     rows = [
@@ -338,13 +356,73 @@ def test_plots(suite, tmp_path):
 def test_parts_of_a_step_are_differences():
     us = {"forward": 16.0, "gradient": 40.0, "training": 56.0, "pack": 8.0}
     rows = [row_of(passed, suite="breakdown", us=x) for passed, x in us.items()]
-    (table,) = report.summaries(panels(rows))
+    packed, table = report.summaries(panels(rows))
     assert table.cells[1][1:] == ["1", "-", "-", "2", "3", "2", "-"]
+    # 8 trees in 56 us on the device, and in 8 by the packer.
+    assert packed.cells[1][1:] == ["142,857", "-", "-", "1,000,000", "7"]
+    rows = [row_of("training"), row_of("end_to_end", us=12.5), row_of("pack", suite="ablation")]
+    (whole,) = report.summaries(panels(rows))
+    assert whole.cells[1][1:] == ["800,000", "640,000", "0.8", "-", "-"]
+
+
+def test_the_fastest_plain_jax_stands_beside_ours():
+    """Of any dtype, and in float32; memory beside that of a loop by hand in the same dtype."""
+
+    def row(way, dtype, us, temporary=None):
+        figures = {"hidden": 256, "embedding": 256, "temporary_bytes": temporary}
+        return row_of(way=way, implementation=way, dtype=dtype, us=us, **figures)
+
+    ours, by_hand = f"{report.OURS}, kernels", report.BY_HAND
+    rows = [
+        row(ours, "bfloat16", 10.0, 30),
+        row(ours, "float32", 25.0, 90),
+        row(by_hand, "bfloat16", 60.0, 60),
+        row(by_hand, "float32", 75.0, 80),
+        row("loop, JAX's gradient", "tf32", 50.0, 10),
+        row("PyTorch by levels", "bfloat16", 1.0),
+    ]
+    (panel,) = panels(rows)
+    table = list(report.tables(panel))[1]
+    names = [f"{ours} bfloat16", "loop, JAX's gradient tf32"]
+    assert table.cells[1][1:] == [*names, "5", "3", "0.5", "934"]
+    (alone,) = panels(rows[:2])
+    assert not any("plain JAX" in table.title for table in report.tables(alone))
+
+
+def test_kernels_of_a_program():
+    """Found in its text, each once; without them, and without a GPU, there is nothing to load."""
+    problem = replace(small("tree_lstm"), hidden=64, embedding=64)
+    net = problem.net
+    weights = net.parameters(problem.sizes)
+    (step,) = problem.groups()[0]
+    layout = Scripts(teams="bfloat16").layout(problem)
+    script = dynamic.pack(problem.graphs, step, layout)
+
+    def text(implementation):
+        def twice(weights, carry):
+            def scan():
+                given = {"bias": jnp.zeros(320), "implementation": implementation}
+                return dynamic.scan(net.cell, weights, carry, script, **given)
+
+            return scan(), scan()
+
+        carry = models.zero_carry(script.form.leaves, 64, jnp.bfloat16)
+        traced = jax.jit(twice).trace(jnp.asarray(weights["weights"], jnp.bfloat16), carry)
+        return traced.lower(lowering_platforms=("cuda",))
+
+    (kernel,) = kernels.kernels_of(text("cuda"))
+    assert kernel.file == "dynamic_scan_team_tensor_cores.cu" and "GraphGather" in kernel.expression
+    assert "struct PrintedStep" in kernel.text and kernels.kernels_of(text("xla")) == []
+    if PLATFORM == "cuda":
+        compiled, cached = kernels.loading_seconds([kernel])
+        assert 0 < cached < compiled
 
 
 def test_tables_of_compilation_and_of_weights():
     rows = [row_of(suite=name, compile_s=1.5, batch=2) for name in ("compile", "weight_loads")]
-    compiled, loads = (list(report.tables(panel))[1] for panel in panels(rows))
+    rows[0] |= {"kernels": 2, "kernel_compile_s": 1.25, "kernel_load_s": 0.04, "new_script_s": 0}
+    (compiled, own), (loads, *_) = (list(report.tables(panel))[1:3] for panel in panels(rows))
     assert compiled.cells[1][1:] == ["1.50", "11.10 + 7.29"]
+    assert own.cells[1][1:] == ["2", "1.25", "40.0", "0.0"]
     megabytes = rows[1]["weight_bytes"] * 64 / 1e6
     assert loads.cells[1][1:] == [f"{megabytes:,.1f}", "176.31"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+import time
 
 import jax
 import jax.numpy as jnp
@@ -269,3 +270,32 @@ def test_delays_change_nothing(monkeypatch):
     got, _ = both(case, jax.grad(case.loss))
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@needs_gpu
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("dtype, variant", [("bfloat16", VARIANTS[0]), ("float32", "team_fma")])
+def test_times_out_on_blocks_that_do_not_come(dtype, variant, backwards, monkeypatch):
+    """NaN and an error in less than two seconds; what comes after is as ever."""
+    case = Case("tree_lstm", 64, jnp.dtype(dtype), graphs=4, rows=20)
+    scan = functools.partial(case.scan, variant=variant)
+    expected, operands = jax.jit(scan)(case.operands), case.operands
+    if backwards:
+        made, scan = jax.vjp(scan, operands)
+        expected, operands = jax.jit(scan)(made), made
+    check()
+    with monkeypatch.context() as held_up:
+        held_up.setenv("JAXSPARSE_SCAN_DELAY", str(10**8))  # 50 ms
+        held_up.setenv("JAXSPARSE_SCAN_WAIT_LIMIT", "0.001")
+        late = jax.jit(lambda operands: scan(operands))
+        for _ in range(2):  # the first call compiles the kernel
+            begin = time.monotonic()
+            results = jax.tree.leaves(jax.block_until_ready(late(operands)))
+            seconds = time.monotonic() - begin
+            assert any(bool(jnp.isnan(x).any()) for x in results)
+            with pytest.raises(RuntimeError, match=r"recurrent\.check: a scan on GPU 0 timed out"):
+                check()
+    assert seconds < 2
+    again = jax.jit(lambda operands: scan(operands))(operands)
+    jax.tree.map(np.testing.assert_array_equal, again, expected)
+    check()

@@ -55,7 +55,8 @@ class Scripts:
         net, h = problem.net, problem.hidden
         slots = net.slots
         if self.teams:
-            weights = jax.ShapeDtypeStruct((slots * h, net.products * h), self.teams)
+            one = jax.ShapeDtypeStruct((slots * h, net.products * h), self.teams)
+            weights = one if net.directions == 1 else (one,) * net.directions
             return dynamic.Layout.teams(weights, round(problem.batch_rows), slots)
         if self.width is None:
             graphs, rows = problem.batch * net.directions, problem.level_rows

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from benchmarks.dynamic import reference
 from benchmarks.dynamic.counted import weight_bytes
 from benchmarks.dynamic.implementations import Implementation
-from benchmarks.dynamic.problems import SUITES, Problem
+from benchmarks.dynamic.problems import COMPUTED, SUITES, Problem
 from benchmarks.dynamic.programs import Built
 from benchmarks.run import Check, Row
 from jaxsparse import recurrent
@@ -25,6 +25,9 @@ GRADIENT_TOLERANCE = {
     "at once": {"float32": 2**-12, "tf32": 2**-6, "bfloat16": 2**-5},
     "step by step": {"float32": 2**-12, "tf32": 2**-6, "bfloat16": 2**-3},
 }
+
+OF_COMPILATION = ("kernels", "kernel_compile_s", "kernel_load_s", "new_script_s")
+"""What rows of the suite `compile` say besides."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,7 @@ class DynamicCase:
             "plan": None,
             "compile_s": None,
             "temporary_bytes": None,
+            **(dict.fromkeys(OF_COMPILATION) if p.suite == "compile" else {}),
             "weight_bytes": weight_bytes(p, self.implementation.name, self.dtype, passed),
         }
 
@@ -79,12 +83,16 @@ class DynamicCase:
         checked = self._built(passed).checked
         if checked is None:
             return Check(0.0, 0.0, 0)
-        kind = "training" if passed == "end_to_end" else passed
+        kind, problem = self.expected(passed)
         limit = TOLERANCE[self.dtype]
         if kind != "forward":
             limit = GRADIENT_TOLERANCE[self.implementation.sums_weights][self.dtype]
-        problem = replace(self.problem, suite="", passes=())
         return Check(reference.error(kind, checked(), problem), limit, len(problem.groups()))
+
+    def expected(self, passed: str) -> tuple[str, Problem]:
+        """Of what the reference is: the kind of results, and the net in whatever suite."""
+        kind = "training" if passed == "end_to_end" else passed
+        return kind, replace(self.problem, suite="", passes=())
 
     def build(self, passed: str) -> Program:
         """The program that was checked."""
@@ -106,6 +114,7 @@ class _Builds:
 
     def __init__(self) -> None:
         self._made: dict[tuple[object, str], Future[Built]] = {}
+        self._measured: set[tuple[object, str]] = set()
         self._lock = threading.Lock()
 
     def of(self, case: DynamicCase, passed: str) -> Built:
@@ -117,17 +126,30 @@ class _Builds:
         return self._made[key].result()
 
     def forget(self, case: DynamicCase, passed: str) -> None:
+        """What was measured is not built again by `start`: programs may be of several suites."""
         self._made.pop((case.key, passed), None)
+        self._measured.add((case.key, passed))
+
+    def known(self, case: DynamicCase, passed: str) -> bool:
+        """Whether it is built, or was measured."""
+        key = (case.key, passed)
+        return key in self._made or key in self._measured
 
     def start(self, cases: Sequence[DynamicCase], threads: int) -> None:
         """Builds the programs of all cases; what fails does so where it is asked for."""
-        self._made.clear()
         todo = {}
         for case in cases:
             for passed in case.passes:
-                todo[case.key, passed] = (case, passed, Future[Built]())
+                if not self.known(case, passed):
+                    todo[case.key, passed] = (case, passed, Future[Built]())
         self._made.update({key: future for key, (_, _, future) in todo.items()})
+        # The reference, in NumPy, takes as long as some programs do.
+        expected = {
+            case.expected(passed) for case, passed, _ in todo.values() if passed in COMPUTED
+        }
         with ThreadPoolExecutor(threads) as pool:
+            for kind, problem in sorted(expected, key=str):
+                pool.submit(reference.expected, problem, kind)
             list(pool.map(lambda job: self._run(*job), todo.values()))
 
     @staticmethod
@@ -146,3 +168,8 @@ _BUILDS = _Builds()
 def compile_side_by_side(cases: Sequence[DynamicCase], threads: int) -> None:
     """Compiles the programs of cases, so many at a time; their builds are then known."""
     _BUILDS.start(cases, threads)
+
+
+def are_compiled(cases: Sequence[DynamicCase]) -> bool:
+    """Whether the programs of all cases are, or were measured."""
+    return all(_BUILDS.known(case, passed) for case in cases for passed in case.passes)

@@ -12,9 +12,11 @@ import functools
 
 from benchmarks.dynamic.batches import Scripts
 from benchmarks.dynamic.problems import Problem
+from benchmarks.run import if_known
 
 _ITEM = {"bfloat16": 2}
-_RUNS = {"forward": 1, "gradient": 2, "training": 2, "end_to_end": 2}
+_RUNS = {"forward": 1, "gradient": 2, "training": 2, "end_to_end": 2, "pack": 2}
+"""Scans of a pass; scripts that are packed are for training."""
 
 
 def weight_bytes(problem: Problem, implementation: str, dtype: str, passed: str) -> float | None:
@@ -32,10 +34,8 @@ def weight_bytes(problem: Problem, implementation: str, dtype: str, passed: str)
 
 def _teams(problem: Problem, dtype: str, loads: int) -> float | None:
     """So many bytes for each team of blocks; None if there is no kernel."""
-    try:
-        return float(loads * Scripts(teams=dtype).layout(problem).groups)
-    except ValueError:
-        return None
+    groups = if_known(lambda: Scripts(teams=dtype).layout(problem).groups)
+    return None if groups is None else float(loads * groups)
 
 
 def _width(implementation: str) -> int | None:

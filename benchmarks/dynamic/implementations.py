@@ -11,7 +11,7 @@ import jax
 
 from benchmarks.dynamic import levels, models, padded, programs, torch_programs
 from benchmarks.dynamic.batches import Packer, Scripts
-from benchmarks.dynamic.problems import PASSES, Problem
+from benchmarks.dynamic.problems import COMPUTED, PASSES, Problem
 from benchmarks.dynamic.programs import Built, Way
 from benchmarks.peer_programs import needs_gpu, needs_torch
 from benchmarks.recurrent.table import always
@@ -25,7 +25,7 @@ USUAL = {"cpu": ("float32",)}
 KERNEL_DTYPES = ("float32", "bfloat16")
 """Kernels multiply float32 exactly."""
 
-_TIMED = ("forward", "gradient", "training", "end_to_end")
+
 _UNROLLED = {"cpu": 0}
 """By platform, tiles of a step of the peers' loops; 0 is a loop that ends with the last tile in
 use. A GPU waits for the start of kernels in every step of a loop, and for the host in one of
@@ -105,7 +105,7 @@ def _groups(count: int) -> str:
 def _variations() -> list[Implementation]:
     """In the suite `ablation`: tiles of several widths, groups, teams, and the packer in NumPy."""
     rows = [
-        _ours(f"width-{width}", f"width {width}", width, ablation=True, passes=_TIMED)
+        _ours(f"width-{width}", f"width {width}", width, ablation=True, passes=COMPUTED)
         for width in (4, 8, 16, 32, 64)
     ]
     rows += [
@@ -121,7 +121,7 @@ def _variations() -> list[Implementation]:
             ablation=True,
             available=needs_gpu,
             dtypes=KERNEL_DTYPES,
-            passes=_TIMED,
+            passes=COMPUTED,
         )
         for groups in (1, 4, 8, 16)
     ]
@@ -169,9 +169,7 @@ def _levels(width: int, unroll: int | None = None) -> Implementation:
     name = f"levels-{width}" + ("" if unroll is None else f"-unroll{unroll}")
     way = _peer_way(levels.level_scan, width, unroll)
     build = functools.partial(_build, way)
-    return Implementation(
-        name, "levels by hand", build, passes=_TIMED, takes=_fits(width), usual=unroll is None
-    )
+    return Implementation(name, "levels by hand", build, takes=_fits(width), usual=unroll is None)
 
 
 def _loop(width: int) -> Implementation:
@@ -180,7 +178,7 @@ def _loop(width: int) -> Implementation:
         f"loop-{width}",
         "loop, JAX's gradient",
         functools.partial(_build, way),
-        passes=_TIMED,
+        passes=COMPUTED,
         takes=_fits(width),
         sums_weights="step by step",
     )
@@ -203,7 +201,7 @@ def _padded(name: str, way: str, *, ours: bool) -> Implementation:
         name,
         way,
         functools.partial(_build, made),
-        passes=_TIMED,
+        passes=COMPUTED,
         takes=lambda problem: problem.model in padded.LOSSES,
         sums_weights="at once" if ours else "step by step",
     )

@@ -20,6 +20,7 @@ import numpy as np
 import jaxsparse
 from benchmarks.dynamic import training
 from benchmarks.dynamic.batches import Batches, stacked
+from benchmarks.dynamic.kernels import kernels_of, loading_seconds
 from benchmarks.dynamic.models import Params
 from benchmarks.dynamic.problems import Problem
 from benchmarks.run import if_known
@@ -133,7 +134,8 @@ def steps_program(problem: Problem, dtype: str, passed: str, way: Way) -> Built:
     params, every = _start(problem), arrays()
     begin = time.perf_counter()
     with _precisely(dtype):
-        compiled = jax.jit(run).lower(params, every).compile()
+        lowered = jax.jit(run).lower(params, every)
+        compiled = lowered.compile()
     compile_s = time.perf_counter() - begin
     given = jax.device_put(every)
 
@@ -155,7 +157,34 @@ def steps_program(problem: Problem, dtype: str, passed: str, way: Way) -> Built:
     if way.explained:
         one = jax.tree.map(lambda x: x[0], every[0])
         facts += (("plan", if_known(lambda: _plans(step, params, carried_of(params), one))),)
+    if problem.suite == "compile":
+        facts += _kernels(lowered)
+        again = functools.partial(compiled, params)
+        facts += (("new_script_s", _first_less_later(again, given, jax.device_put(arrays(0)))),)
     return Built(program, checked, compile_s, facts)
+
+
+def _kernels(lowered: Any) -> tuple[tuple[str, Any], ...]:
+    """What those of jaxsparse take, which are compiled apart from XLA's; none without a GPU."""
+    if jax.default_backend() != "gpu":
+        return ()
+    every = kernels_of(lowered)
+    names = ("kernel_compile_s", "kernel_load_s")
+    seconds = loading_seconds(every) if every else (None, None)
+    return (("kernels", len(every)), *zip(names, seconds, strict=True))
+
+
+def _first_less_later(call: Callable[[Any], Any], known: Any, new: Any) -> float:
+    """Seconds that the first call with other batches of a known form takes longer than a second."""
+
+    def seconds(batches: Any) -> float:
+        begin = time.perf_counter()
+        jax.block_until_ready(call(batches))
+        return time.perf_counter() - begin
+
+    for _ in range(2):  # what the program itself loads at its first calls
+        seconds(known)
+    return seconds(new) - seconds(new)
 
 
 def _difference(params: Params, start: Params | None) -> Arrays:

@@ -298,7 +298,7 @@ class Expected(NamedTuple):
     slack: tuple[float, ...]
 
 
-@functools.lru_cache(maxsize=4)
+@functools.lru_cache(maxsize=32)
 def expected(problem: Problem, passed: str) -> Expected:
     """What `programs` give of the first step of each group: forward logits, or gradients.
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from benchmarks.choices import Asked, UsageError, available, matching, one_of
-from benchmarks.dynamic.cases import DynamicCase, compile_side_by_side
+from benchmarks.dynamic.cases import DynamicCase, are_compiled, compile_side_by_side
 from benchmarks.dynamic.implementations import DTYPES, IMPLEMENTATIONS, USUAL, Implementation
 from benchmarks.dynamic.problems import PASSES, SUITES, Problem, problems
 
@@ -14,6 +15,13 @@ __all__ = ["DTYPES", "PASSES", "listing", "select"]
 
 _THREADS = 16
 """In which programs are compiled, at most."""
+
+_AHEAD = 2
+"""Programs of a thread: with fewer, those of the next problems are compiled as well."""
+
+
+def _threads() -> int:
+    return min(_THREADS, os.cpu_count() or 1)
 
 
 @dataclass(frozen=True)
@@ -37,18 +45,36 @@ class DynamicSelection:
 
     def cases(self, problem: Problem) -> list[DynamicCase]:
         """Those of a problem, their programs compiled: none is timed while another is compiled."""
+        cases = self._cases(problem)
+        if problem.suite == "compile":  # what compilation takes is measured alone
+            compile_side_by_side(cases, 1)
+        elif not are_compiled(cases):
+            compile_side_by_side([*cases, *self._ahead(problem, cases)], _threads())
+        return cases
+
+    def _cases(self, problem: Problem) -> list[DynamicCase]:
         wanted = self.passes or problem.passes
-        cases = [
+        return [
             DynamicCase(problem, i, dtype, tuple(p for p in wanted if p in i.passes))
             for i in self.implementations
             if i.ablation == (problem.suite == "ablation") and i.takes(problem)
             for dtype in self.dtypes
             if dtype in i.dtypes
         ]
-        # What compilation takes is measured alone.
-        threads = 1 if problem.suite == "compile" else min(_THREADS, os.cpu_count() or 1)
-        compile_side_by_side(cases, threads)
-        return cases
+
+    def _ahead(self, problem: Problem, cases: list[DynamicCase]) -> Iterator[DynamicCase]:
+        """Cases of the next problems, so that no thread waits long for the last program."""
+        programs = sum(len(case.passes) for case in cases)
+        for other in self.problems[self.problems.index(problem) + 1 :]:
+            if programs >= _AHEAD * _threads() or other.suite == "compile":
+                return
+            try:
+                other.prepare()
+            except (ValueError, MemoryError):  # which is said where its turn comes
+                continue
+            for case in self._cases(other):
+                programs += len(case.passes)
+                yield case
 
 
 def select(asked: Asked, platform: str) -> DynamicSelection:

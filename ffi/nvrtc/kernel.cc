@@ -15,33 +15,6 @@ std::string Describe(const char* what, cudaError_t status) {
   return std::string(what) + ": " + cudaGetErrorString(status);
 }
 
-const void* Load(const KernelSource& source, int device, std::string* error) {
-  const std::string architecture = ArchitectureName(GpuOf(device).compute_capability);
-  const std::optional<CompiledKernel> compiled = CompileCached(source, architecture, error);
-  if (!compiled) return nullptr;
-  const ScopedDevice scoped(device);
-  cudaLibrary_t library = nullptr;
-  cudaError_t status = cudaLibraryLoadData(&library, compiled->code.data(), nullptr, nullptr, 0,
-                                           nullptr, nullptr, 0);
-  cudaKernel_t kernel = nullptr;
-  if (status == cudaSuccess) {
-    status = cudaLibraryGetKernel(&kernel, library, compiled->lowered_name.c_str());
-  }
-  if (status != cudaSuccess) {
-    *error = Describe(("loading " + source.expression).c_str(), status);
-    return nullptr;
-  }
-  // Asking for attributes loads the code now: the first launch, which may be captured in a graph or
-  // run beside a kernel that waits for another, must not.
-  cudaFuncAttributes attributes;
-  status = cudaFuncGetAttributes(&attributes, kernel);
-  if (status != cudaSuccess) {
-    *error = Describe(("loading " + source.expression).c_str(), status);
-    return nullptr;
-  }
-  return kernel;  // the library stays loaded for as long as the process lives
-}
-
 // A kernel on a device. Its own lock is held while it is made, so that other kernels launch
 // meanwhile.
 struct Entry {
@@ -84,10 +57,37 @@ ScopedDevice::~ScopedDevice() {
   if (previous_ != wanted_) cudaSetDevice(previous_);
 }
 
+const void* LoadKernel(const KernelSource& source, int device, std::string* error) {
+  const std::string architecture = ArchitectureName(GpuOf(device).compute_capability);
+  const std::optional<CompiledKernel> compiled = CompileCached(source, architecture, error);
+  if (!compiled) return nullptr;
+  const ScopedDevice scoped(device);
+  cudaLibrary_t library = nullptr;
+  cudaError_t status = cudaLibraryLoadData(&library, compiled->code.data(), nullptr, nullptr, 0,
+                                           nullptr, nullptr, 0);
+  cudaKernel_t kernel = nullptr;
+  if (status == cudaSuccess) {
+    status = cudaLibraryGetKernel(&kernel, library, compiled->lowered_name.c_str());
+  }
+  if (status != cudaSuccess) {
+    *error = Describe(("loading " + source.expression).c_str(), status);
+    return nullptr;
+  }
+  // Asking for attributes loads the code now: the first launch, which may be captured in a graph or
+  // run beside a kernel that waits for another, must not.
+  cudaFuncAttributes attributes;
+  status = cudaFuncGetAttributes(&attributes, kernel);
+  if (status != cudaSuccess) {
+    *error = Describe(("loading " + source.expression).c_str(), status);
+    return nullptr;
+  }
+  return kernel;  // the library stays loaded for as long as the process lives
+}
+
 const void* GetKernel(const KernelSource& source, int device, std::string* error) {
   Entry& entry = EntryOf(source, device);
   const std::lock_guard lock(entry.mutex);
-  if (entry.kernel == nullptr) entry.kernel = Load(source, device, error);
+  if (entry.kernel == nullptr) entry.kernel = LoadKernel(source, device, error);
   return entry.kernel;
 }
 

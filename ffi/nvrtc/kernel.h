@@ -33,7 +33,11 @@ struct LaunchShape {
 // The clock rate of an H200, for which costs are predicted.
 constexpr double kClocksOfMicrosecond = 1755;
 
-// The loaded kernel for a device (a cudaKernel_t), or null with the reason in `error`.
+// Loads a kernel for a device (a cudaKernel_t) as its first use does: from the cache on disk, or
+// compiled. Null with the reason in `error`.
+const void* LoadKernel(const KernelSource& source, int device, std::string* error);
+
+// The same, loaded once.
 const void* GetKernel(const KernelSource& source, int device, std::string* error);
 
 // More a kernel can take since driver 530 and CUDA 12.1 only.
