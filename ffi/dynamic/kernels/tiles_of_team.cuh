@@ -47,9 +47,12 @@ class TilesOfTeam {
                                                    int row, int slot) {
     return tile.exists ? RecordOf(p, tile)[kRecordSources + row * Plan::kSlots + slot] : -1;
   }
-  // How many tiles later the one comes that it waits for in falling order: 0 if there is none.
+  // What the record says that a tile waits for, and how many tiles later in falling order that
+  // comes: 0 if there is none.
   __device__ __forceinline__ static int LoadWait(const GraphScanProblem& p, const TeamTile& tile) {
-    const int wait = tile.exists ? RecordOf(p, tile)[kRecordWait] : -1;
+    return tile.exists ? RecordOf(p, tile)[kRecordWait] : -1;
+  }
+  __device__ __forceinline__ static int TilesUntil(const TeamTile& tile, int wait) {
     return wait > tile.number && wait < tile.end ? wait - tile.number : 0;
   }
 
