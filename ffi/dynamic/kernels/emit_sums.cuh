@@ -106,8 +106,8 @@ class EmitSums {
   __device__ __forceinline__ Turns Find(const GraphScanProblem& p, const TeamTile& tile, int source,
                                         Target (&targets)[kItems][kRows]) const {
     const bool exists = Tiles::Checked(p, tile, source).exists;
-    const int row = source - p.leaves, of_tile = row / kTileRows;
-    const bool is_near = exists && row >= 0 && Window::IsNear(of_tile, tile.number);
+    const int row = exists ? source - p.leaves : -1, of_tile = row / kTileRows;
+    const bool is_near = row >= 0 && Window::IsNear(of_tile, tile.number);
     const uint32_t alike = __match_any_sync(kAllLanes, exists ? source : -1 - lane_);
     const int turn = __popc(alike & ((1u << lane_) - 1));
     const Target own = {is_near ? Window::PlaceOfTile(of_tile) + Window::PlaceOfRow(row % kTileRows)
