@@ -89,33 +89,26 @@ def print_step(
     )
     if not prepares:
         lines = print_pointwise(program, [*given, *sources(input=inputs)], targets)
-        parts = _function(
-            "Apply",
-            "const float* product, float* carry,",
-            "const float* input, float* state, float* output",
-            lines,
-        )
+        reads = "const float* input, float* state, float* output"
+        parts = _function("Apply", ["const float* product, float* carry", reads], lines)
     else:
         early, late = in_two_parts(program, products + carries)
         values = [Source(f"r{i}", f"prepared[{i}]") for i in range(len(early.outputs))]
-        counts += f", kPrepared = {len(values)}"
+        counts += f",\n                       kPrepared = {len(values)}"
         first = print_pointwise(early, sources(input=inputs), [place for _, place in values])
-        parts = _function("Prepare", "const float* input, float* prepared", "", first)
-        parts += "\n" + _function(
-            "Finish",
-            "const float* product, float* carry,",
-            "const float* prepared, float* state, float* output",
-            print_pointwise(late, [*given, *values], targets),
-        )
+        second = print_pointwise(late, [*given, *values], targets)
+        reads = "const float* prepared, float* state", "float* output"
+        parts = _function("Prepare", ["const float* input, float* prepared"], first) + "\n"
+        parts += _function("Finish", ["const float* product, float* carry", *reads], second)
     return f"struct {name} {{\n  static constexpr int {counts};\n\n{parts}}};\n"
 
 
-def _function(name: str, first: str, more: str, lines: Sequence[str]) -> str:
-    """A member function of these parameters, on one line or two, and statements."""
+def _function(name: str, parameters: Sequence[str], lines: Sequence[str]) -> str:
+    """A member function of parameters, some on each line, and statements."""
     head = f"  __device__ __forceinline__ static void {name}("
-    parameters = f"{first}\n{' ' * len(head)}{more}" if more else first
+    listed = f",\n{' ' * len(head)}".join(parameters)
     body = "\n".join(f"    {line}" for line in ["namespace ops = jaxsparse::pointwise;", *lines])
-    return f"{head}{parameters}) {{\n{body}\n  }}\n"
+    return f"{head}{listed}) {{\n{body}\n  }}\n"
 
 
 def print_arrays(

@@ -129,10 +129,10 @@ int main() {
   {  // rows that emit farther than the window, and more of them to each source
     constexpr auto Tree = Test<TreeAdjointStep, TreeArrays, bfloat16, 32, 4,
                                TeamOptions{16, 2, 2, 2, 1, 2, false, false, 0, 2}>;
-    Tree({.script = {.leaves = 2, .tiles = 30, .groups = 2}});
+    Tree({.script = {.leaves = 2, .tiles = 24, .groups = 2}});
     constexpr auto Chain = Test<ChainStep, NoArrays, bfloat16, 16, 1,
                                 TeamOptions{8, 1, 2, 4, 1, 1, true, false, 0, 1, 16}>;
-    Chain({.script = {.leaves = 1, .tiles = 41, .groups = 2}, .backwards = true});
+    Chain({.script = {.leaves = 1, .tiles = 24, .groups = 2}, .backwards = true});
   }
   {  // 8 warps for steps and 8 for sums
     constexpr auto Tree = Test<TreeAdjointStep, TreeArrays, bfloat16, 64, 2,
