@@ -31,7 +31,7 @@ constexpr int kLeastPointwiseRegisters = 88;  // found by compiling Tree-LSTMs a
 constexpr int kSumRegisters = 40;
 constexpr int kPassingRegisters = 16;
 constexpr int kMostWindow = 128, kLeastWindow = 8;  // tiles
-constexpr int64_t kMostBlockWeights = 1 << 25;  // far more than any block has room for
+constexpr int64_t kMostBlockWeights = 1 << 25;      // far more than any block has room for
 
 double Double(int64_t x) { return static_cast<double>(x); }
 int64_t RoundUp(int64_t a, int64_t multiple) { return CeilDivide(a, multiple) * multiple; }
@@ -73,9 +73,8 @@ std::string ExpressionOf(const TeamConfig& c) {
        Field("state_bytes", c.state_bytes), Field("hidden", c.hidden), Field("units", c.units),
        Field("warps", c.warps), Field("pointwise_warps", c.pointwise_warps),
        Field("sum_warps", c.sum_warps), Field("passed", c.passed), Field("window", c.window),
-       Field("stages", c.stages),
-       Field("register_chunks", c.register_chunks), Field("asks_ahead", c.asks_ahead),
-       Field("product_registers", c.product_registers),
+       Field("stages", c.stages), Field("register_chunks", c.register_chunks),
+       Field("asks_ahead", c.asks_ahead), Field("product_registers", c.product_registers),
        Field("pointwise_registers", c.pointwise_registers),
        Field("sum_registers", c.sum_registers)});
 }

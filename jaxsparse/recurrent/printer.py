@@ -97,9 +97,9 @@ def print_step(
         counts += f",\n                       kPrepared = {len(values)}"
         first = print_pointwise(early, sources(input=inputs), [place for _, place in values])
         second = print_pointwise(late, [*given, *values], targets)
-        reads = "const float* prepared, float* state", "float* output"
+        given_late = "const float* product, float* carry", "const float* prepared, float* state"
         parts = _function("Prepare", ["const float* input, float* prepared"], first) + "\n"
-        parts += _function("Finish", ["const float* product, float* carry", *reads], second)
+        parts += _function("Finish", [*given_late, "float* output"], second)
     return f"struct {name} {{\n  static constexpr int {counts};\n\n{parts}}};\n"
 
 

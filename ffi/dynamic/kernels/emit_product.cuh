@@ -78,7 +78,8 @@ class EmitProducts {
     AskForStates(places, x);
   }
 
-  // Rows of padding have states, too: zeros. A lane's columns lie at the same distances in all tiles.
+  // Rows of padding have states, too: zeros. A lane's columns lie at the same distances in all
+  // tiles.
   __device__ __forceinline__ void PlacesOf(const TeamTile& tile,
                                            StatePlace (&places)[kLoads]) const {
     const State* states = first_ + int64_t{tile.number} * (kTileRows * kSizes.columns);

@@ -74,8 +74,8 @@ class EmitSteps {
   }
 
  private:
-  // Where an item lies, once for all tiles; its places in the window are cleared, before anything is
-  // added there.
+  // Where an item lies, once for all tiles; its places in the window are cleared, before anything
+  // is added there.
   __device__ __forceinline__ void Settle(const GraphScanProblem& p, int n) {
     const TeamItem item = items_.At(n);
     window_at_[n] = window_.AddressOf(Window::PlaceOfRow(item.row), item.unit);
@@ -197,7 +197,8 @@ class EmitSteps {
     if (!items_.At(n).exists) return;
     float* passed = ring_.partials() + kSizes.passed_at;
 #pragma unroll
-    for (int c = 0; c < kPassed; ++c) passed[PlaceBehind(c * kSizes.units, passed_at_[n])] = carry[c];
+    for (int c = 0; c < kPassed; ++c)
+      passed[PlaceBehind(c * kSizes.units, passed_at_[n])] = carry[c];
   }
 
   // Tiles that no team makes.

@@ -90,8 +90,8 @@ class EmitSums {
     return first_slot_ + item % kLaneSlots * 2;
   }
   __device__ __forceinline__ bool Exists(int item) const {
-    const bool has_unit = kTurns * kWarpUnits * kSizes.sum_warps == kSizes.units ||
-                          UnitOf(item) < kSizes.units;
+    const bool has_unit =
+        kTurns * kWarpUnits * kSizes.sum_warps == kSizes.units || UnitOf(item) < kSizes.units;
     const bool is_unit = kSizes.hidden % kSizes.units == 0 ||
                          BlockOfScan<Plan>() * kSizes.units + UnitOf(item) < kSizes.hidden;
     const bool has_slot = kSlots == 1 || kSlots % 2 == 0 || SlotOf(item) < kSlots;
@@ -131,8 +131,8 @@ class EmitSums {
             __any_sync(kAllLanes, own.turn >= kInMemory) != 0};
   }
 
-  // What rows of the tile emit to their sources: the parts of all warps, added in pairs. It is added
-  // to what is in the window, as far as others need not be waited for.
+  // What rows of the tile emit to their sources: the parts of all warps, added in pairs. It is
+  // added to what is in the window, as far as others need not be waited for.
   __device__ __forceinline__ void SumParts(const Target (&targets)[kItems][kRows],
                                            float (&values)[kItems][kRows][kValues]) const {
     const uint32_t parts = AddressOfShared(ring_.partials());
@@ -167,7 +167,7 @@ class EmitSums {
       }
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
-        float(&value)[kValues] = values[item][i];
+        float (&value)[kValues] = values[item][i];
         value[0] = sums[0][i];
 #pragma unroll
         for (int c = 0; c < kCarries; ++c) value[1 + c] = passed[c][i];
@@ -187,9 +187,8 @@ class EmitSums {
   }
 
   // Of several rows that have a source those that are not the first.
-  __device__ __forceinline__ void AddToWindow(
-      int turn, const Target (&targets)[kItems][kRows],
-      const float (&values)[kItems][kRows][kValues]) const {
+  __device__ __forceinline__ void AddToWindow(int turn, const Target (&targets)[kItems][kRows],
+                                              const float (&values)[kItems][kRows][kValues]) const {
     __syncwarp();
 #pragma unroll
     for (int n = 0; n < kItems * kRows; ++n) {
@@ -219,7 +218,7 @@ class EmitSums {
         const bool is_leaf = source < p.leaves;
         const int64_t row = is_leaf ? source : source - p.leaves;
         const int64_t at = row * kSizes.hidden + first_unit + UnitOf(n / kRows);
-        const float(&value)[kValues] = values[n / kRows][n % kRows];
+        const float (&value)[kValues] = values[n / kRows][n % kRows];
         atomicAdd((is_leaf ? p.leaf_sums : p.sums) + at, value[0]);
 #pragma unroll
         for (int c = 0; c < kCarries; ++c) {

@@ -58,8 +58,8 @@ class TeamItems {
     }
   }
 
-  // Publishes an item's values, which lie `distance` apart, from a place in the first of them; whole
-  // warps call it. Two units make a word of 16-bit values: of two values the even one of two
+  // Publishes an item's values, which lie `distance` apart, from a place in the first of them;
+  // whole warps call it. Two units make a word of 16-bit values: of two values the even one of two
   // neighbouring lanes takes the first, and the odd one the other.
   template <int kCount>
   __device__ __forceinline__ void PublishAll(const TeamItem& item, const float* values, State* to,

@@ -131,7 +131,7 @@ int main() {
                                TeamOptions{16, 2, 2, 2, 1, 2, false, false, 0, 2}>;
     Tree({.script = {.leaves = 2, .tiles = 24, .groups = 2}});
     constexpr auto Chain = Test<ChainStep, NoArrays, bfloat16, 16, 1,
-                                TeamOptions{8, 1, 2, 4, 1, 1, true, false, 0, 1, 16}>;
+                                TeamOptions{8, 1, 2, 4, 1, 1, true, false, 0, 1}>;
     Chain({.script = {.leaves = 1, .tiles = 24, .groups = 2}, .backwards = true});
   }
   {  // 8 warps for steps and 8 for sums

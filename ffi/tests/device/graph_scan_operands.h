@@ -76,7 +76,8 @@ struct ChainStep {
   }
   static constexpr int kPrepared = 0;
   static void Prepare(const float*, float*) {}
-  static void Finish(const float* product, float* carry, const float*, float* state, float* output) {
+  static void Finish(const float* product, float* carry, const float*, float* state,
+                     float* output) {
     Apply(product, carry, nullptr, state, output);
   }
 };
