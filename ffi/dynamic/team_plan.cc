@@ -28,7 +28,8 @@ constexpr double kCacheBytesOfMicrosecond = 5.5e6;
 constexpr double kLevels = 20;
 constexpr int kMostThreadRegisters = 232;
 constexpr int kLeastPointwiseRegisters = 88;  // found by compiling Tree-LSTMs and chains of LSTMs
-constexpr int kSumRegisters = 40;
+// The same where rows emit, whose `arrays` count what is made of inputs ahead.
+constexpr int kLeastEmitRegisters = 64, kLeastSumRegisters = 40;
 constexpr int kPassingRegisters = 16;
 constexpr int kMostWindow = 128, kLeastWindow = 8;  // tiles
 constexpr int64_t kMostBlockWeights = 1 << 25;      // far more than any block has room for
@@ -42,11 +43,15 @@ void DistributeRegisters(const GraphScanForm& form, TeamConfig* config) {
   const TeamSizes sizes(*config);
   const int warps = config->warps, others = config->pointwise_warps + config->sum_warps;
   const int equal = sizes.thread_registers;
-  const auto needed = static_cast<int>(RoundUp(
-      std::max<int64_t>(kLeastPointwiseRegisters, 64 + sizes.items * (form.arrays + form.products)),
-      8));
+  const int64_t of_items = sizes.items * (form.arrays + form.products);
+  const auto needed = static_cast<int>(
+      RoundUp(form.emits ? std::max<int64_t>(kLeastEmitRegisters, 32 + of_items)
+                         : std::max<int64_t>(kLeastPointwiseRegisters, 64 + of_items),
+              8));
   const auto of_sums = static_cast<int>(
-      RoundUp(kSumRegisters + 2 * (warps + sizes.sum_items * (4 + form.carries)), 8));
+      RoundUp(std::max<int64_t>(kLeastSumRegisters,
+                                12 + 2 * warps + 4 * sizes.sum_items * (2 + form.carries)),
+              8));
   int product = std::min(equal, kMostThreadRegisters);
   if (std::max(needed, of_sums) < equal && warps % 4 == 0 && config->pointwise_warps % 4 == 0 &&
       config->sum_warps % 4 == 0) {
