@@ -30,7 +30,7 @@ constexpr int kMostThreadRegisters = 232;
 constexpr int kLeastPointwiseRegisters = 88;  // found by compiling Tree-LSTMs and chains of LSTMs
 // The same where rows emit, whose `arrays` count what is made of inputs ahead.
 constexpr int kLeastEmitRegisters = 64, kLeastSumRegisters = 40;
-constexpr int kPassingRegisters = 16;
+constexpr int kPassingRegisters = 16, kMoreWhereRowsEmit = 8;
 constexpr int kMostWindow = 128, kLeastWindow = 8;  // tiles
 constexpr int64_t kMostBlockWeights = 1 << 25;      // far more than any block has room for
 
@@ -65,7 +65,8 @@ void DistributeRegisters(const GraphScanForm& form, TeamConfig* config) {
   const int for_weights = product - sizes.other_registers;
   const bool all_fit = for_weights >= sizes.weight_chunks * sizes.chunk_registers;
   // Those of a chunk that come from shared memory pass through some.
-  const int passing = std::min(sizes.chunk_registers, kPassingRegisters);
+  const int passing =
+      std::min(sizes.chunk_registers, kPassingRegisters) + (form.emits ? kMoreWhereRowsEmit : 0);
   config->register_chunks =
       all_fit ? sizes.weight_chunks
               : std::clamp((for_weights - passing) / sizes.chunk_registers, 0, sizes.weight_chunks);
