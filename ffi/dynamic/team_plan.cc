@@ -28,32 +28,45 @@ constexpr double kCacheBytesOfMicrosecond = 5.5e6;
 constexpr double kLevels = 20;
 constexpr int kMostThreadRegisters = 232;
 constexpr int kLeastPointwiseRegisters = 88;  // found by compiling Tree-LSTMs and chains of LSTMs
-constexpr int kPassingRegisters = 16;
-constexpr int64_t kMostBlockWeights = 1 << 25;  // far more than any block has room for
+// The same where rows emit, whose `arrays` count what is made of inputs ahead.
+constexpr int kLeastEmitRegisters = 64, kLeastSumRegisters = 40;
+constexpr int kPassingRegisters = 16, kMoreWhereRowsEmit = 8;
+constexpr int kMostWindow = 128, kLeastWindow = 8;  // tiles
+constexpr int64_t kMostBlockWeights = 1 << 25;      // far more than any block has room for
 
 double Double(int64_t x) { return static_cast<double>(x); }
 int64_t RoundUp(int64_t a, int64_t multiple) { return CeilDivide(a, multiple) * multiple; }
 
-// The registers that threads have if those of the pointwise step keep no more than they need, and
-// the weights that lie in the others'.
+// The registers that threads have if those of the pointwise step and of sums keep no more than they
+// need, and the weights that lie in the others'.
 void DistributeRegisters(const GraphScanForm& form, TeamConfig* config) {
   const TeamSizes sizes(*config);
   const int warps = config->warps, others = config->pointwise_warps + config->sum_warps;
   const int equal = sizes.thread_registers;
-  const auto needed = static_cast<int>(RoundUp(
-      std::max<int64_t>(kLeastPointwiseRegisters, 64 + sizes.items * (form.arrays + form.products)),
-      8));
+  const int64_t of_items = sizes.items * (form.arrays + form.products);
+  const auto needed = static_cast<int>(
+      RoundUp(form.emits ? std::max<int64_t>(kLeastEmitRegisters, 32 + of_items)
+                         : std::max<int64_t>(kLeastPointwiseRegisters, 64 + of_items),
+              8));
+  const auto of_sums = static_cast<int>(
+      RoundUp(std::max<int64_t>(kLeastSumRegisters,
+                                12 + 2 * warps + 4 * sizes.sum_items * (2 + form.carries)),
+              8));
   int product = std::min(equal, kMostThreadRegisters);
-  if (needed < equal && warps % 4 == 0 && others % 4 == 0) {
+  if (std::max(needed, of_sums) < equal && warps % 4 == 0 && config->pointwise_warps % 4 == 0 &&
+      config->sum_warps % 4 == 0) {
     const int all = equal * (warps + others);
-    product = std::min((all - others * needed) / warps / 8 * 8, kMostThreadRegisters);
+    const int kept = config->pointwise_warps * needed + config->sum_warps * of_sums;
+    product = std::min((all - kept) / warps / 8 * 8, kMostThreadRegisters);
     config->product_registers = product;
     config->pointwise_registers = needed;
+    config->sum_registers = config->sum_warps > 0 ? of_sums : 0;
   }
   const int for_weights = product - sizes.other_registers;
   const bool all_fit = for_weights >= sizes.weight_chunks * sizes.chunk_registers;
   // Those of a chunk that come from shared memory pass through some.
-  const int passing = std::min(sizes.chunk_registers, kPassingRegisters);
+  const int passing =
+      std::min(sizes.chunk_registers, kPassingRegisters) + (form.emits ? kMoreWhereRowsEmit : 0);
   config->register_chunks =
       all_fit ? sizes.weight_chunks
               : std::clamp((for_weights - passing) / sizes.chunk_registers, 0, sizes.weight_chunks);
@@ -65,10 +78,11 @@ std::string ExpressionOf(const TeamConfig& c) {
       {Field("row_parts", c.row_parts), Field("column_parts", c.column_parts),
        Field("state_bytes", c.state_bytes), Field("hidden", c.hidden), Field("units", c.units),
        Field("warps", c.warps), Field("pointwise_warps", c.pointwise_warps),
-       Field("sum_warps", c.sum_warps), Field("passed", c.passed), Field("stages", c.stages),
-       Field("register_chunks", c.register_chunks), Field("asks_ahead", c.asks_ahead),
-       Field("product_registers", c.product_registers),
-       Field("pointwise_registers", c.pointwise_registers)});
+       Field("sum_warps", c.sum_warps), Field("passed", c.passed), Field("window", c.window),
+       Field("stages", c.stages), Field("register_chunks", c.register_chunks),
+       Field("asks_ahead", c.asks_ahead), Field("product_registers", c.product_registers),
+       Field("pointwise_registers", c.pointwise_registers),
+       Field("sum_registers", c.sum_registers)});
 }
 
 std::string ConstantsOf(const TeamConfig& config, const GraphScanForm& form, int64_t teams,
@@ -125,6 +139,14 @@ constexpr RingKind kRings[] = {{8, 4, true},  {4, 4, true},  {2, 4, true}, {1, 4
                                {8, 2, true},  {4, 2, true},  {2, 2, true}, {8, 4, false},
                                {4, 4, false}, {8, 2, false}, {4, 2, false}};
 
+// The most tiles whose sums have room in shared memory, or 0 if those that must be there have none.
+int WindowOf(TeamConfig config, int64_t shared_bytes) {
+  for (config.window = kMostWindow; config.window >= kLeastWindow; config.window /= 2) {
+    if (TeamSizes(config).shared_bytes <= shared_bytes) return config.window;
+  }
+  return 0;
+}
+
 // The plan of teams whose blocks have so many units and such a ring, if they fit.
 std::optional<TeamPlan> PlanOf(const TeamVariant& variant, const GraphScanForm& form,
                                const Gpu& gpu, int64_t units, const RingKind& ring) {
@@ -142,10 +164,13 @@ std::optional<TeamPlan> PlanOf(const TeamVariant& variant, const GraphScanForm& 
     config.passed = static_cast<int>(form.slots * form.carries);
   }
   DistributeRegisters(form, &config);
+  if (form.emits) config.window = WindowOf(config, gpu.shared_bytes);
+  const bool has_window = !form.emits || config.window > 0;
   const TeamSizes sizes(config);
   const int64_t room = gpu.multiprocessors / sizes.blocks;
   const int64_t teams = form.groups == 0 ? room : std::min(form.groups, room);
-  if (teams == 0 || sizes.shared_bytes > gpu.shared_bytes || sizes.chunks < ring.warps) {
+  if (teams == 0 || !has_window || sizes.shared_bytes > gpu.shared_bytes ||
+      sizes.chunks < ring.warps) {
     return std::nullopt;
   }
   TeamPlan plan;
@@ -155,6 +180,7 @@ std::optional<TeamPlan> PlanOf(const TeamVariant& variant, const GraphScanForm& 
   plan.blocks = sizes.blocks;
   plan.threads = sizes.threads;
   plan.shared_bytes = sizes.shared_bytes;
+  plan.window = sizes.window;
   plan.poll_delay = 400;
   plan.poll_delay_increase = 8;
   plan.poll_delay_decrease = 8;

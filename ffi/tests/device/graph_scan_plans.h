@@ -12,7 +12,7 @@ struct TeamOptions {
   int units, warps, pointwise_warps, stages, register_chunks, teams;
   bool asks_ahead = false, barrier = false;
   unsigned most_delay = 0;
-  int sum_warps = 0;  // where rows emit
+  int sum_warps = 0, window = 8;  // where rows emit
 };
 
 // What ffi/dynamic/team_plan.cc and jaxsparse/dynamic/engine.py print.
@@ -32,6 +32,7 @@ struct TeamPlan {
                                                .pointwise_warps = kOptions.pointwise_warps,
                                                .sum_warps = kOptions.sum_warps,
                                                .passed = kEmits ? kSlotCount * Step::kCarries : 0,
+                                               .window = kEmits ? kOptions.window : 0,
                                                .stages = kOptions.stages,
                                                .register_chunks = kOptions.register_chunks,
                                                .asks_ahead = kOptions.asks_ahead}};
