@@ -44,6 +44,13 @@ __device__ __forceinline__ void StoreSharedIf(bool condition, uint32_t address, 
                : "memory");
 }
 
+// Loads from there if `condition` is true, without a branch.
+__device__ __forceinline__ void LoadSharedIf(bool condition, uint32_t address, float* to) {
+  asm volatile("{ .reg .pred p; setp.ne.s32 p, %1, 0; @p ld.shared.f32 %0, [%2]; }"
+               : "+f"(*to)
+               : "r"(static_cast<int>(condition)), "r"(address));
+}
+
 // Wide accesses to shared memory, at multiples of their size. Loads stay in their order between
 // barriers.
 __device__ __forceinline__ void LoadShared(uint32_t address, uint32_t (&to)[1]) {
@@ -76,10 +83,10 @@ __device__ __forceinline__ void KeepInRegister(T& x) {
 }
 __device__ __forceinline__ void KeepInRegister(int64_t& x) { asm volatile("" : "+l"(x)::"memory"); }
 template <typename T>
-__device__ __forceinline__ void KeepInRegister(const T*& x) {
+__device__ __forceinline__ void KeepInRegister(T*& x) {
   uint64_t address = __cvta_generic_to_global(x);
   asm volatile("" : "+l"(address)::"memory");
-  x = static_cast<const T*>(__cvta_global_to_generic(address));
+  x = static_cast<T*>(__cvta_global_to_generic(address));
 }
 
 // Adds to a number in shared memory and returns what it was before. It orders nothing else.

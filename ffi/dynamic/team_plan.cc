@@ -23,12 +23,17 @@ constexpr double kStep = 0.2, kStepOfItem = 0.1;  // sums and the pointwise step
 constexpr double kSums = 0.2;                     // what rows emit, added to their sources
 constexpr double kLatency = 0.4;   // of a load from the L2 cache, and those behind it
 constexpr double kBesides = 0.05;  // what a tile takes that waits for nothing
+// Where rows gather, what a tile beside others costs product warps beside the products, and a set of
+// pointwise warps.
+constexpr double kTurnOfProducts = 0.25, kTurnOfSteps = 0.8;
 constexpr double kCacheBytesOfMicrosecond = 5.5e6;
 // Tiles of a team that wait for the one before them, as levels of trees do; others are beside them.
 constexpr double kLevels = 20;
 constexpr int kMostThreadRegisters = 232;
 constexpr int kLeastPointwiseRegisters = 88;  // found by compiling Tree-LSTMs and chains of LSTMs
 constexpr int kPassingRegisters = 16;
+constexpr int kMostWindow = 64;  // tiles; farther children are few
+constexpr int kMostSets = 2;
 constexpr int64_t kMostBlockWeights = 1 << 25;  // far more than any block has room for
 
 double Double(int64_t x) { return static_cast<double>(x); }
@@ -65,6 +70,7 @@ std::string ExpressionOf(const TeamConfig& c) {
       {Field("row_parts", c.row_parts), Field("column_parts", c.column_parts),
        Field("state_bytes", c.state_bytes), Field("hidden", c.hidden), Field("units", c.units),
        Field("warps", c.warps), Field("pointwise_warps", c.pointwise_warps),
+       Field("sets", c.sets), Field("carries", c.carries), Field("window", c.window),
        Field("sum_warps", c.sum_warps), Field("passed", c.passed), Field("stages", c.stages),
        Field("register_chunks", c.register_chunks), Field("asks_ahead", c.asks_ahead),
        Field("product_registers", c.product_registers),
@@ -103,7 +109,9 @@ void Predict(const GraphScanForm& form, const TeamSizes& sizes, TeamPlan* plan) 
   plan->tile_microseconds = kExchange + kExchangeOfKilobyte * received + product + step + sums;
   // Or else it begins to ask when the products before it are done.
   const double asks = sizes.asks_ahead ? 0.0 : kLatency;
-  plan->beside_microseconds = std::max({asks + product, step, sums}) + kBesides;
+  const double products = asks + product + (form.emits ? 0.0 : kTurnOfProducts);
+  const double steps = form.emits ? step : (kTurnOfSteps + step - kStep) / sizes.sets;
+  plan->beside_microseconds = std::max({products, steps, sums}) + kBesides;
   const double share = Double(CeilDivide(form.tiles, plan->teams));
   // A group has a tile for each level at least.
   const double tiles = form.groups == 0 ? std::max(share, kLevels) : share;
@@ -125,9 +133,22 @@ constexpr RingKind kRings[] = {{8, 4, true},  {4, 4, true},  {2, 4, true}, {1, 4
                                {8, 2, true},  {4, 2, true},  {2, 2, true}, {8, 4, false},
                                {4, 4, false}, {8, 2, false}, {4, 2, false}};
 
-// The plan of teams whose blocks have so many units and such a ring, if they fit.
+// The largest window of carries that shared memory has room for.
+void OpenWindow(const Gpu& gpu, TeamConfig* config) {
+  if (config->carries == 0) return;
+  for (int window = kMostWindow; window >= TeamSizes(*config).LeastWindow(); window /= 2) {
+    TeamConfig wider = *config;
+    wider.window = window;
+    if (TeamSizes(wider).shared_bytes > gpu.shared_bytes) continue;
+    *config = wider;
+    return;
+  }
+}
+
+// The plan of teams whose blocks have so many units, such a ring, and so many sets of pointwise
+// warps, if they fit.
 std::optional<TeamPlan> PlanOf(const TeamVariant& variant, const GraphScanForm& form,
-                               const Gpu& gpu, int64_t units, const RingKind& ring) {
+                               const Gpu& gpu, int64_t units, const RingKind& ring, int sets) {
   TeamConfig config;
   config.row_parts = static_cast<int>(form.emits ? form.slots : form.products);
   config.column_parts = static_cast<int>(form.emits ? form.products : form.slots);
@@ -140,8 +161,13 @@ std::optional<TeamPlan> PlanOf(const TeamVariant& variant, const GraphScanForm& 
   if (form.emits) {
     config.sum_warps = 4;
     config.passed = static_cast<int>(form.slots * form.carries);
+  } else {
+    config.carries = static_cast<int>(form.carries);
+    config.sets = sets;
+    config.pointwise_warps *= sets;
   }
   DistributeRegisters(form, &config);
+  OpenWindow(gpu, &config);
   const TeamSizes sizes(config);
   const int64_t room = gpu.multiprocessors / sizes.blocks;
   const int64_t teams = form.groups == 0 ? room : std::min(form.groups, room);
@@ -198,7 +224,10 @@ TeamChoice PlanTeams(const GraphScanForm& form, const Gpu& gpu, const std::strin
           break;
         }
         for (const RingKind& ring : kRings) {
-          KeepFaster(PlanOf(variant, form, gpu, units, ring), &choice.best);
+          const int most_sets = form.emits || variant.barrier ? 1 : kMostSets;
+          for (int sets = most_sets; sets >= 1; --sets) {
+            KeepFaster(PlanOf(variant, form, gpu, units, ring, sets), &choice.best);
+          }
         }
       }
       if (!choice.best) {

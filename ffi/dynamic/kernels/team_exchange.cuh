@@ -23,26 +23,34 @@ __device__ __forceinline__ void AskForStates(const StatePlace (&places)[kLoads],
   }
 }
 
+// Whether words that a warp asked for are not there yet.
+template <int kLoads>
+__device__ __forceinline__ bool IsMissing(const StatePlace (&places)[kLoads],
+                                          const Words4 (&x)[kLoads]) {
+  bool missing = false;
+#pragma unroll
+  for (int j = 0; j < kLoads; ++j) missing |= places[j].is_polled && !IsWritten(x[j]);
+  return __any_sync(kAllLanes, missing);
+}
+
 // Until all that was asked for is there, or the watchdog times out. The second look comes as late
 // as the backoff says, others at once.
 template <int kLoads>
 __device__ __forceinline__ void AwaitStates(const StatePlace (&places)[kLoads], Words4 (&x)[kLoads],
                                             Backoff* backoff, Watchdog* watchdog) {
+  if (!IsMissing(places, x)) return;
   watchdog->Begin();
-  for (int looks = 0;; ++looks) {
-    bool missing = false;
-#pragma unroll
-    for (int j = 0; j < kLoads; ++j) missing |= places[j].is_polled && !IsWritten(x[j]);
-    if (!__any_sync(kAllLanes, missing)) {
-      if (looks > 0) backoff->Adapt(looks > 1);
-      return;
-    }
-    if (looks == 0) backoff->Wait();
-    if (looks > 0 && __any_sync(kAllLanes, watchdog->TimesOut())) return;
+  backoff->Wait();
+  for (bool is_again = false;; is_again = true) {
 #pragma unroll
     for (int j = 0; j < kLoads; ++j) {
       LoadRelaxedIf(places[j].is_polled && !IsWritten(x[j]), places[j].from, &x[j]);
     }
+    if (!IsMissing(places, x)) {
+      backoff->Adapt(is_again);
+      return;
+    }
+    if (__any_sync(kAllLanes, watchdog->TimesOut())) return;
   }
 }
 

@@ -40,7 +40,8 @@ class TeamItems {
   __device__ __forceinline__ TeamItem At(int n) const {
     const int index = n * kThreads + thread_, unit = index % kSizes.units;
     const bool is_one = index < kSizes.units * kTileRows;
-    return {unit, is_one ? index / kSizes.units : 0, is_one && FirstUnit() + unit < kSizes.hidden};
+    const bool has_unit = kSizes.hidden % kSizes.units == 0 || FirstUnit() + unit < kSizes.hidden;
+    return {unit, is_one ? index / kSizes.units : 0, is_one && has_unit};
   }
 
   // Publishes an item's value; whole warps call it.

@@ -42,6 +42,10 @@ class TilesOfTeam {
     return {number, first_, end_, group_ < p.groups};
   }
 
+  __device__ __forceinline__ void Skip(const GraphScanProblem& p, int tiles) {
+    for (int i = 0; i < tiles; ++i) Next(p);
+  }
+
   // What the record says of a row's source, or -1 where there is no tile.
   __device__ __forceinline__ static int LoadSource(const GraphScanProblem& p, const TeamTile& tile,
                                                    int row, int slot) {
@@ -55,11 +59,13 @@ class TilesOfTeam {
 
   __device__ __forceinline__ static SourceRow Checked(const GraphScanProblem& p,
                                                       const TeamTile& tile, int source) {
-    const int64_t computed = int64_t{source} - p.leaves;
-    const bool is_leaf = source >= 0 && computed < 0;
-    const bool is_before =
-        computed >= int64_t{tile.first} * kTileRows && computed < int64_t{tile.number} * kTileRows;
-    return {is_leaf ? source : computed, is_leaf, is_leaf || is_before};
+    // A script has less than 2^31 rows, so that what is no row of the group is far behind its first.
+    const uint32_t computed = static_cast<uint32_t>(source) - static_cast<uint32_t>(p.leaves);
+    const auto first = static_cast<uint32_t>(tile.first) * kTileRows;
+    const auto end = static_cast<uint32_t>(tile.number) * kTileRows;
+    const bool is_leaf = static_cast<uint32_t>(source) < static_cast<uint32_t>(p.leaves);
+    const bool is_before = computed - first < end - first;
+    return {is_leaf ? source : static_cast<int32_t>(computed), is_leaf, is_leaf || is_before};
   }
 
   // How many tiles any team makes.
@@ -70,7 +76,9 @@ class TilesOfTeam {
  private:
   __device__ __forceinline__ static const int32_t* RecordOf(const GraphScanProblem& p,
                                                             const TeamTile& tile) {
-    return p.records + tile.number * kForm.RecordWords();
+    // A script has less than 2^31 words.
+    return p.records +
+           static_cast<uint32_t>(tile.number) * static_cast<uint32_t>(kForm.RecordWords());
   }
   __device__ __forceinline__ static int GroupTile(const GraphScanProblem& p, int group) {
     const int tile = p.group_tiles[group];

@@ -29,6 +29,7 @@ inline float __uint_as_float(uint32_t x) { return std::bit_cast<float>(x); }
 inline uint32_t __float_as_uint(float x) { return std::bit_cast<uint32_t>(x); }
 inline float __fdividef(float x, float y) { return x / y; }
 inline int __popc(unsigned x) { return std::popcount(x); }
+inline int __clz(int x) { return std::countl_zero(static_cast<unsigned>(x)); }
 inline int __ffs(int x) { return std::countr_zero(static_cast<unsigned>(x)) % 32 + (x != 0); }
 inline unsigned __umulhi(unsigned x, unsigned y) {
   return static_cast<unsigned>(uint64_t{x} * y >> 32);
