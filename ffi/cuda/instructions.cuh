@@ -83,10 +83,10 @@ __device__ __forceinline__ void KeepInRegister(T& x) {
 }
 __device__ __forceinline__ void KeepInRegister(int64_t& x) { asm volatile("" : "+l"(x)::"memory"); }
 template <typename T>
-__device__ __forceinline__ void KeepInRegister(T*& x) {
+__device__ __forceinline__ void KeepInRegister(const T*& x) {
   uint64_t address = __cvta_generic_to_global(x);
   asm volatile("" : "+l"(address)::"memory");
-  x = static_cast<T*>(__cvta_global_to_generic(address));
+  x = static_cast<const T*>(__cvta_global_to_generic(address));
 }
 
 // Adds to a number in shared memory and returns what it was before. It orders nothing else.

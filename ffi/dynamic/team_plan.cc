@@ -31,6 +31,7 @@ constexpr double kCacheBytesOfMicrosecond = 5.5e6;
 constexpr double kLevels = 20;
 constexpr int kMostThreadRegisters = 232;
 constexpr int kLeastPointwiseRegisters = 88;  // found by compiling Tree-LSTMs and chains of LSTMs
+constexpr int kLeastGatheringRegisters = 80;
 constexpr int kPassingRegisters = 16;
 constexpr int kMostWindow = 64;  // tiles; farther children are few
 constexpr int kMostSets = 2;
@@ -45,9 +46,11 @@ void DistributeRegisters(const GraphScanForm& form, TeamConfig* config) {
   const TeamSizes sizes(*config);
   const int warps = config->warps, others = config->pointwise_warps + config->sum_warps;
   const int equal = sizes.thread_registers;
-  const auto needed = static_cast<int>(RoundUp(
-      std::max<int64_t>(kLeastPointwiseRegisters, 64 + sizes.items * (form.arrays + form.products)),
-      8));
+  const int64_t of_items = sizes.items * (form.arrays + form.products);
+  const auto needed = static_cast<int>(
+      RoundUp(form.emits ? std::max<int64_t>(kLeastPointwiseRegisters, 64 + of_items)
+                         : std::max<int64_t>(kLeastGatheringRegisters, 56 + of_items),
+              8));
   int product = std::min(equal, kMostThreadRegisters);
   if (needed < equal && warps % 4 == 0 && others % 4 == 0) {
     const int all = equal * (warps + others);

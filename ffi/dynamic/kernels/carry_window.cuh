@@ -78,13 +78,11 @@ class CarryWindow {
     if (threadIdx.x % kWarp == 0) Arrive(barriers_ + Made::Of(number).stage);
   }
 
-  // The address of a row's first carry, where rows are counted from the first one of the team's
-  // tiles, from that of the first row's.
-  __device__ __forceinline__ uint32_t FirstAddress(int unit) const {
-    return carries_ + static_cast<uint32_t>(unit) * 4;
-  }
-  __device__ __forceinline__ static uint32_t AddressOf(uint32_t row, uint32_t first) {
-    return first + row % (kTiles * kTileRows) * (kCarries * kSizes.units * 4);
+  // The address of a unit's first carry, where rows are counted from the first one of the team's
+  // tiles.
+  __device__ __forceinline__ uint32_t AddressOf(uint32_t row, int unit) const {
+    return carries_ + static_cast<uint32_t>(unit) * 4 +
+           row % (kTiles * kTileRows) * (kCarries * kSizes.units * 4);
   }
   __device__ __forceinline__ static void LoadIf(bool condition, uint32_t address, float* carries) {
 #pragma unroll

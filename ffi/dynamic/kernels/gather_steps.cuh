@@ -35,28 +35,11 @@ class GatherSteps {
         items_((threadIdx.x - kSizes.product_threads) % kSizes.set_threads),
         ring_(shared, set_),
         window_(shared),
-        tiles_(p),
-        stop_(stop) {
-    // Found once, for every tile.
-#pragma unroll
-    for (int n = 0; n < kItems; ++n) {
-      const int unit = items_.At(n).unit, column = Items::FirstUnit() + unit;
-      if constexpr (Window::kIsUsed) {
-        own_[n].in_window = window_.FirstAddress(unit);
-        KeepInRegister(own_[n].in_window);
-      }
-#pragma unroll
-      for (int c = 0; c < kCarries; ++c) {
-        own_[n].carries[c] = p.carries[c] + column;
-        own_[n].leaf_carries[c] = p.leaf_carries[c] + column;
-        KeepInRegister(own_[n].carries[c]), KeepInRegister(own_[n].leaf_carries[c]);
-      }
-    }
-  }
+        tiles_(p, static_cast<int>(set_)),
+        stop_(stop) {}
 
   __device__ __forceinline__ void Run(const GraphScanProblem& p) {
     if (set_ == 0) ClearUnused(p);
-    tiles_.Skip(p, set_);
     Take(p);
     Take(p);
     LoadInputs(p, false);
@@ -78,13 +61,6 @@ class GatherSteps {
     int source[kItems][kSlots];
   };
 
-  // Of an item's unit in the first row: where its carries lie.
-  struct OwnPlaces {
-    uint32_t in_window;
-    float* carries[kCarrySlots];
-    const float* leaf_carries[kCarrySlots];
-  };
-
   __device__ __forceinline__ static uint32_t SetOfThread() {
     if constexpr (kSizes.sets == 1) return 0;
     return (threadIdx.x - kSizes.product_threads) / kSizes.set_threads;
@@ -93,8 +69,7 @@ class GatherSteps {
   // Goes on to the set's next tile: its record was asked for when the one before became the next.
   __device__ __forceinline__ void Take(const GraphScanProblem& p) {
     now_ = next_;
-    next_.tile = tiles_.Next(p);
-    tiles_.Skip(p, kSizes.sets - 1);
+    next_.tile = tiles_.Next(p, kSizes.sets);
 #pragma unroll
     for (int n = 0; n < kItems; ++n) {
       const TeamItem item = items_.At(n);
@@ -106,14 +81,12 @@ class GatherSteps {
     }
   }
 
-  __device__ __forceinline__ static int64_t RowOf(const TeamTile& tile, const TeamItem& item) {
-    return int64_t{tile.number} * kTileRows + item.row;
+  __device__ __forceinline__ static uint32_t RowOf(const TeamTile& tile, const TeamItem& item) {
+    return static_cast<uint32_t>(tile.number * kTileRows + item.row);
   }
-  // The place of an item in an array with one value for each row and unit.
-  __device__ __forceinline__ static uint64_t PlaceOf(const TeamTile& tile, const TeamItem& item) {
-    const int in_tile = item.row * kSizes.hidden + Items::FirstUnit() + item.unit;
-    return uint64_t{static_cast<uint32_t>(tile.number)} * (kTileRows * kSizes.hidden) +
-           static_cast<uint32_t>(in_tile);
+  // In an array with one value for each row and unit.
+  __device__ __forceinline__ static uint64_t PlaceOf(uint32_t row, int unit) {
+    return uint64_t{row} * kSizes.hidden + static_cast<uint32_t>(Items::FirstUnit() + unit);
   }
 
   __device__ __forceinline__ void LoadInputs(const GraphScanProblem& p, bool again) {
@@ -158,10 +131,10 @@ class GatherSteps {
         const bool is_computed = of.exists && !of.is_leaf;
         unproven |= is_computed ? Window::BitOf(before) : 0;
         is_near[n][k] = is_computed && before <= Window::kReach * kTileRows;
-        address[n][k] = Window::AddressOf(number * kTileRows - before, own_[n].in_window);
+        address[n][k] = window_.AddressOf(number * kTileRows - before, items_.At(n).unit);
         // What lies farther back is there.
         if constexpr (Window::kIsUsed) {
-          LoadFromMemory(of, of.exists && !is_near[n][k], n, &carry_[n][k * kCarries]);
+          LoadFromMemory(p, of, of.exists && !is_near[n][k], n, &carry_[n][k * kCarries]);
         }
       }
     }
@@ -172,35 +145,31 @@ class GatherSteps {
       for (int k = 0; k < kSlots; ++k) {
         float* to = &carry_[n][k * kCarries];
         if constexpr (Window::kIsUsed) Window::LoadIf(is_near[n][k], address[n][k], to);
-        else LoadFromMemory(source[n][k], source[n][k].exists, n, to);
+        else LoadFromMemory(p, source[n][k], source[n][k].exists, n, to);
       }
     }
   }
 
-  __device__ __forceinline__ void LoadFromMemory(const SourceRow& source, bool exists, int n,
-                                                 float* to) const {
-    const uint64_t row = uint64_t{static_cast<uint32_t>(source.row)} * kSizes.hidden;
+  __device__ __forceinline__ void LoadFromMemory(const GraphScanProblem& p, const SourceRow& source,
+                                                 bool exists, int n, float* to) const {
+    const uint64_t at = PlaceOf(static_cast<uint32_t>(source.row), items_.At(n).unit);
 #pragma unroll
     for (int c = 0; c < kCarries; ++c) {
-      const float* from = (source.is_leaf ? own_[n].leaf_carries[c] : own_[n].carries[c]) + row;
-      to[c] = exists ? *from : 0.f;
+      const float* from = source.is_leaf ? p.leaf_carries[c] : p.carries[c];
+      to[c] = exists ? from[at] : 0.f;
     }
   }
 
   __device__ __forceinline__ void MakeSteps(const GraphScanProblem& p, const TeamTile& tile,
                                             uint32_t number) {
-    // Between the products and the states there is nothing that could come before.
+    // What could come between the products and the states comes before them.
     State* to[kItems];
     uint32_t in_window[kItems];
 #pragma unroll
     for (int n = 0; n < kItems; ++n) {
       const TeamItem item = items_.At(n);
-      to[n] = static_cast<State*>(p.states) + PlaceOf(tile, item);
-      KeepInRegister(to[n]);
-      if constexpr (Window::kIsUsed) {
-        in_window[n] = Window::AddressOf(number * kTileRows + item.row, own_[n].in_window);
-        KeepInRegister(in_window[n]);
-      }
+      to[n] = static_cast<State*>(p.states) + PlaceOf(RowOf(tile, item), item.unit);
+      in_window[n] = window_.AddressOf(number * kTileRows + item.row, item.unit);
     }
     ring_.WaitUntilFull();
     Delay<Plan::kMostDelay>(number);
@@ -230,17 +199,18 @@ class GatherSteps {
         }
         if (!items_.At(n).exists) continue;
         if constexpr (Window::kIsUsed) Window::Store(in_window[n], carry_[n]);
-        else StoreCarries(tile, n);
+        else StoreCarries(p, tile, n);
       }
       window_.SetMade(number);
     }
     LoadInputsAndStore(p, tile, spoiled, outputs);
   }
 
-  __device__ __forceinline__ void StoreCarries(const TeamTile& tile, int n) const {
-    const uint64_t row = static_cast<uint32_t>(tile.number * kTileRows + items_.At(n).row);
+  __device__ __forceinline__ void StoreCarries(const GraphScanProblem& p, const TeamTile& tile,
+                                               int n) const {
+    const uint64_t at = PlaceOf(RowOf(tile, items_.At(n)), items_.At(n).unit);
 #pragma unroll
-    for (int c = 0; c < kCarries; ++c) own_[n].carries[c][row * kSizes.hidden] = carry_[n][c];
+    for (int c = 0; c < kCarries; ++c) p.carries[c][at] = carry_[n][c];
   }
 
   __device__ __forceinline__ void LoadInputsAndStore(
@@ -251,7 +221,7 @@ class GatherSteps {
     for (int n = 0; n < kItems; ++n) {
       const TeamItem item = items_.At(n);
       if (!item.exists) continue;
-      if constexpr (Window::kIsUsed) StoreCarries(tile, n);
+      if constexpr (Window::kIsUsed) StoreCarries(p, tile, n);
 #pragma unroll
       for (int o = 0; o < Step::kOutputs; ++o) {
         outputs[n][o] = is_real_[n] ? outputs[n][o] : spoiled;
@@ -315,7 +285,6 @@ class GatherSteps {
   const volatile uint32_t* const stop_;
   OfTile now_ = {}, next_ = {};
   bool is_real_[kItems];
-  OwnPlaces own_[kItems];
   float carry_[kItems][kCarrySlots];
   uint32_t input_[kItems][Arrays::kInputSlots] = {};
 };
