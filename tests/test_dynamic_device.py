@@ -73,6 +73,7 @@ def test_teams_fill_the_gpu():
     """The plan of a Tree-LSTM is the one that docs/team_kernels.md gives."""
     plan = make_plan(FORM, H200)
     assert (plan.teams, plan.blocks, plan.in_registers) == (8, 16, 1.0), plan
+    assert ".sets = 2" in plan.constants and ".window = 64" in plan.constants
     assert "8 teams of 16 blocks" in str(plan) and "100 % of the weights in registers" in str(plan)
     adjoint = make_plan(dataclasses.replace(FORM, emits=True), H200)
     assert adjoint.tile_microseconds > plan.tile_microseconds
@@ -120,6 +121,9 @@ def test_plans_fit(emits, dtype):
         others = config["pointwise_warps"] + config["sum_warps"]
         assert plan.threads == 32 * (config["warps"] + others)
         assert (config["sum_warps"] > 0) == emits
+        sets, window = config["sets"], config["window"]
+        assert config["pointwise_warps"] == 4 * sets and sets in (1, 2) and window <= 64
+        assert window == 0 or not emits
         product, few = config["product_registers"], config["pointwise_registers"]
         if product:
             assert config["warps"] % 4 == others % 4 == 0

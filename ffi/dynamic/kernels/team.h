@@ -87,7 +87,8 @@ struct TeamSizes : TeamConfig {
   int shared_bytes = window_at + window * carries * units * 8 * 4;
 
   // Registers of a product thread for all but the weights that it keeps.
-  int other_registers = (sum_warps > 0 ? 48 : 36) + (asks_ahead ? 16 + 8 * loads : 4 * loads) +
+  int other_registers = (asks_ahead && sum_warps == 0 ? 36 : 48) +
+                        (asks_ahead ? 16 + 8 * loads : 4 * loads) +
                         (tensor_cores ? 4 * row_tiles * chains : (lane_rows + 4) * batch_tile);
 
   // The same for all threads: each quarter of a multiprocessor has 512 for every lane of its warps.
