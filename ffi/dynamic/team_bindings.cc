@@ -26,6 +26,7 @@ nb::object Described(const TeamChoice& choice) {
   result["blocks"] = plan.blocks;
   result["threads"] = plan.threads;
   result["shared_bytes"] = plan.shared_bytes;
+  result["window"] = plan.window;
   result["poll_delay"] = plan.poll_delay;
   result["poll_delay_increase"] = plan.poll_delay_increase;
   result["poll_delay_decrease"] = plan.poll_delay_decrease;

@@ -23,8 +23,8 @@ constexpr double kStep = 0.2, kStepOfItem = 0.1;  // sums and the pointwise step
 constexpr double kSums = 0.2;                     // what rows emit, added to their sources
 constexpr double kLatency = 0.4;   // of a load from the L2 cache, and those behind it
 constexpr double kBesides = 0.05;  // what a tile takes that waits for nothing
-// Where rows gather, what a tile beside others costs product warps beside the products, and a set of
-// pointwise warps.
+// Where rows gather, what a tile beside others costs product warps beside the products, and a set
+// of pointwise warps.
 constexpr double kTurnOfProducts = 0.25, kTurnOfSteps = 0.8;
 constexpr double kCacheBytesOfMicrosecond = 5.5e6;
 // Tiles of a team that wait for the one before them, as levels of trees do; others are beside them.
@@ -32,16 +32,18 @@ constexpr double kLevels = 20;
 constexpr int kMostThreadRegisters = 232;
 constexpr int kLeastPointwiseRegisters = 88;  // found by compiling Tree-LSTMs and chains of LSTMs
 constexpr int kLeastGatheringRegisters = 80;
+constexpr int kSumRegisters = 40;
 constexpr int kPassingRegisters = 16;
-constexpr int kMostWindow = 64;  // tiles; farther children are few
 constexpr int kMostSets = 2;
+// Tiles: where rows gather, farther children are few.
+constexpr int kMostGatheringWindow = 64, kMostEmittingWindow = 128, kLeastEmittingWindow = 8;
 constexpr int64_t kMostBlockWeights = 1 << 25;  // far more than any block has room for
 
 double Double(int64_t x) { return static_cast<double>(x); }
 int64_t RoundUp(int64_t a, int64_t multiple) { return CeilDivide(a, multiple) * multiple; }
 
-// The registers that threads have if those of the pointwise step keep no more than they need, and
-// the weights that lie in the others'.
+// The registers that threads have if those of the pointwise step and of sums keep no more than they
+// need, and the weights that lie in the others'.
 void DistributeRegisters(const GraphScanForm& form, TeamConfig* config) {
   const TeamSizes sizes(*config);
   const int warps = config->warps, others = config->pointwise_warps + config->sum_warps;
@@ -51,12 +53,19 @@ void DistributeRegisters(const GraphScanForm& form, TeamConfig* config) {
       RoundUp(form.emits ? std::max<int64_t>(kLeastPointwiseRegisters, 64 + of_items)
                          : std::max<int64_t>(kLeastGatheringRegisters, 56 + of_items),
               8));
+  const auto of_sums =
+      form.emits ? static_cast<int>(RoundUp(
+                       kSumRegisters + 2 * (warps + sizes.sum_items * (4 + form.carries)), 8))
+                 : 0;
   int product = std::min(equal, kMostThreadRegisters);
-  if (needed < equal && warps % 4 == 0 && others % 4 == 0) {
+  if (std::max(needed, of_sums) < equal && warps % 4 == 0 && config->pointwise_warps % 4 == 0 &&
+      config->sum_warps % 4 == 0) {
     const int all = equal * (warps + others);
-    product = std::min((all - others * needed) / warps / 8 * 8, kMostThreadRegisters);
+    const int kept = config->pointwise_warps * needed + config->sum_warps * of_sums;
+    product = std::min((all - kept) / warps / 8 * 8, kMostThreadRegisters);
     config->product_registers = product;
     config->pointwise_registers = needed;
+    config->sum_registers = config->sum_warps > 0 ? of_sums : 0;
   }
   const int for_weights = product - sizes.other_registers;
   const bool all_fit = for_weights >= sizes.weight_chunks * sizes.chunk_registers;
@@ -72,12 +81,13 @@ std::string ExpressionOf(const TeamConfig& c) {
       "TeamConfig",
       {Field("row_parts", c.row_parts), Field("column_parts", c.column_parts),
        Field("state_bytes", c.state_bytes), Field("hidden", c.hidden), Field("units", c.units),
-       Field("warps", c.warps), Field("pointwise_warps", c.pointwise_warps),
-       Field("sets", c.sets), Field("carries", c.carries), Field("window", c.window),
-       Field("sum_warps", c.sum_warps), Field("passed", c.passed), Field("stages", c.stages),
+       Field("warps", c.warps), Field("pointwise_warps", c.pointwise_warps), Field("sets", c.sets),
+       Field("carries", c.carries), Field("sum_warps", c.sum_warps), Field("passed", c.passed),
+       Field("window", c.window), Field("stages", c.stages),
        Field("register_chunks", c.register_chunks), Field("asks_ahead", c.asks_ahead),
        Field("product_registers", c.product_registers),
-       Field("pointwise_registers", c.pointwise_registers)});
+       Field("pointwise_registers", c.pointwise_registers),
+       Field("sum_registers", c.sum_registers)});
 }
 
 std::string ConstantsOf(const TeamConfig& config, const GraphScanForm& form, int64_t teams,
@@ -136,16 +146,16 @@ constexpr RingKind kRings[] = {{8, 4, true},  {4, 4, true},  {2, 4, true}, {1, 4
                                {8, 2, true},  {4, 2, true},  {2, 2, true}, {8, 4, false},
                                {4, 4, false}, {8, 2, false}, {4, 2, false}};
 
-// The largest window of carries that shared memory has room for.
-void OpenWindow(const Gpu& gpu, TeamConfig* config) {
-  if (config->carries == 0) return;
-  for (int window = kMostWindow; window >= TeamSizes(*config).LeastWindow(); window /= 2) {
-    TeamConfig wider = *config;
-    wider.window = window;
-    if (TeamSizes(wider).shared_bytes > gpu.shared_bytes) continue;
-    *config = wider;
-    return;
+// The most tiles whose carries or sums have room in shared memory, or 0 if those that must be there
+// have none.
+int WindowOf(TeamConfig config, const GraphScanForm& form, int64_t shared_bytes) {
+  if (!form.emits && form.carries == 0) return 0;
+  const int least = form.emits ? kLeastEmittingWindow : TeamSizes(config).LeastWindow();
+  config.window = form.emits ? kMostEmittingWindow : kMostGatheringWindow;
+  for (; config.window >= least; config.window /= 2) {
+    if (TeamSizes(config).shared_bytes <= shared_bytes) return config.window;
   }
+  return 0;
 }
 
 // The plan of teams whose blocks have so many units, such a ring, and so many sets of pointwise
@@ -170,11 +180,13 @@ std::optional<TeamPlan> PlanOf(const TeamVariant& variant, const GraphScanForm& 
     config.pointwise_warps *= sets;
   }
   DistributeRegisters(form, &config);
-  OpenWindow(gpu, &config);
+  config.window = WindowOf(config, form, gpu.shared_bytes);
+  const bool has_window = !form.emits || config.window > 0;
   const TeamSizes sizes(config);
   const int64_t room = gpu.multiprocessors / sizes.blocks;
   const int64_t teams = form.groups == 0 ? room : std::min(form.groups, room);
-  if (teams == 0 || sizes.shared_bytes > gpu.shared_bytes || sizes.chunks < ring.warps) {
+  if (teams == 0 || !has_window || sizes.shared_bytes > gpu.shared_bytes ||
+      sizes.chunks < ring.warps) {
     return std::nullopt;
   }
   TeamPlan plan;
@@ -184,6 +196,7 @@ std::optional<TeamPlan> PlanOf(const TeamVariant& variant, const GraphScanForm& 
   plan.blocks = sizes.blocks;
   plan.threads = sizes.threads;
   plan.shared_bytes = sizes.shared_bytes;
+  plan.window = sizes.window;
   plan.poll_delay = 400;
   plan.poll_delay_increase = 8;
   plan.poll_delay_decrease = 8;

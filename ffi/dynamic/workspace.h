@@ -9,7 +9,8 @@
 namespace jaxsparse {
 
 // Teams are the scans of a launch, whose words come first. Behind these lie, of a scan whose rows
-// emit, the sums of computed rows, as many floats in each array.
+// emit and that has more tiles than its window, the sums of computed rows, as many floats in each
+// array.
 struct GraphWorkspace {
   ScanLaunches launches;
   int64_t sums, floats;

@@ -87,11 +87,12 @@ class GatherProducts {
     if (kSizes.asks_ahead && next.tile.exists) Ask(p, next, ahead);
     StatePlace places[kLoads];
     PlacesOf(now, places);
-    AwaitStates(places, now.x, &backoff_, &watchdog_);
+    const int looks = LookForStates(places, now.x, backoff_, &watchdog_);
     ring_.WaitUntilEmpty();
     product_.Multiply(now.x, ring_.partials());
     if (watchdog_.timed_out()) *stop_ = 1;
     ring_.Fill();
+    if (looks > 0) backoff_.Adapt(looks > 1);
     backoff_.Start();
     if (!kSizes.asks_ahead && next.tile.exists) Ask(p, next, ahead);
     return next.tile.exists;

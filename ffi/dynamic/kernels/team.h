@@ -18,16 +18,17 @@ struct TeamConfig {
   int pointwise_warps = 4;  // that make the pointwise step
   int sets = 1;             // of pointwise warps, which take tiles in turn: where rows gather
   int carries = 0;          // of a row: where rows gather
-  int window = 0;           // tiles whose carries lie in shared memory: a power of 2, or 0
   int sum_warps = 0;  // that sum the parts of products, if pointwise warps don't: where rows emit
   int passed = 0;     // values of a unit that pointwise warps pass to these: carries for sources
+  int window = 0;     // tiles whose carries or sums lie in shared memory: a power of 2, or 0
   int stages = 4;     // of the ring between warps
   int register_chunks = 0;  // chunks of columns of a warp whose weights stay in registers; the
                             // others' are read from shared memory for every tile
   bool asks_ahead = false;  // warps ask for a tile's states before they have those of the last one
-  int product_registers = 0;    // of a product thread, or 0 for an equal share; if not 0, both
+  int product_registers = 0;    // of a product thread, or 0 for an equal share; if not 0, all
                                 // numbers of warps have to be multiples of 4
   int pointwise_registers = 0;  // the same of the others
+  int sum_registers = 0;
 };
 
 struct TeamSizes : TeamConfig {
@@ -65,11 +66,14 @@ struct TeamSizes : TeamConfig {
   int sum_threads = sum_warps * kWarp;
   int threads = product_threads + pointwise_threads + sum_threads;
   int items = Ceil(units * 8, set_threads);  // units and rows of a tile, of a thread
-  int sum_items = sum_warps > 0 ? Ceil(units * 8, sum_threads) : 0;
+  // Of a thread that sums: a unit and a slot, each for two rows of a tile.
+  int sum_turns = sum_warps > 0 ? Ceil(units, (row_parts > 1 ? 4 : 8) * sum_warps) : 0;
+  int sum_items = sum_turns * Ceil(row_parts, 2);
 
   // Shared memory: the ring's parts of products, of each warp (row of the matrix, row of the tile),
   // and what is passed beside them; two barriers for each stage; barriers of tiles whose carries
-  // are there; a flag; weights; states of warps; carries of the nearest tiles.
+  // are there; a flag; weights; states of warps; carries of the nearest tiles, or what has come to
+  // their rows.
   int warp_part = row_tiles * 16 * 8;
   int passed_at = warps * warp_part;
   int partials = passed_at + passed * units * 8;
@@ -84,7 +88,8 @@ struct TeamSizes : TeamConfig {
   int chunk_bytes = chunk_registers * 4 * product_threads;
   int states_at = weights_at + (weight_chunks - register_chunks) * chunk_bytes;
   int window_at = states_at + warps * warp_states * 16;
-  int shared_bytes = window_at + window * carries * units * 8 * 4;
+  int tile_values = (sum_warps > 0 ? 1 + passed / row_parts : carries) * units * 8;
+  int shared_bytes = window_at + window * tile_values * 4;
 
   // Registers of a product thread for all but the weights that it keeps.
   int other_registers = (asks_ahead && sum_warps == 0 ? 36 : 48) +

@@ -34,23 +34,21 @@ __device__ __forceinline__ bool IsMissing(const StatePlace (&places)[kLoads],
 }
 
 // Until all that was asked for is there, or the watchdog times out. The second look comes as late
-// as the backoff says, others at once.
+// as the backoff says, others at once. How many looks were in vain, by which a backoff adapts.
 template <int kLoads>
-__device__ __forceinline__ void AwaitStates(const StatePlace (&places)[kLoads], Words4 (&x)[kLoads],
-                                            Backoff* backoff, Watchdog* watchdog) {
-  if (!IsMissing(places, x)) return;
+__device__ __forceinline__ int LookForStates(const StatePlace (&places)[kLoads],
+                                             Words4 (&x)[kLoads], const Backoff& backoff,
+                                             Watchdog* watchdog) {
+  if (!IsMissing(places, x)) return 0;
   watchdog->Begin();
-  backoff->Wait();
-  for (bool is_again = false;; is_again = true) {
+  backoff.Wait();
+  for (int looks = 1;; ++looks) {
 #pragma unroll
     for (int j = 0; j < kLoads; ++j) {
       LoadRelaxedIf(places[j].is_polled && !IsWritten(x[j]), places[j].from, &x[j]);
     }
-    if (!IsMissing(places, x)) {
-      backoff->Adapt(is_again);
-      return;
-    }
-    if (__any_sync(kAllLanes, watchdog->TimesOut())) return;
+    if (!IsMissing(places, x)) return looks;
+    if (__any_sync(kAllLanes, watchdog->TimesOut())) return 0;
   }
 }
 

@@ -50,21 +50,23 @@ class TilesOfTeam {
                                                    int row, int slot) {
     return tile.exists ? RecordOf(p, tile)[kRecordSources + row * Plan::kSlots + slot] : -1;
   }
-  // How many tiles later the one comes that it waits for in falling order: 0 if there is none.
+  // What the record says that a tile waits for, and how many tiles later in falling order that
+  // comes: 0 if there is none.
   __device__ __forceinline__ static int LoadWait(const GraphScanProblem& p, const TeamTile& tile) {
-    const int wait = tile.exists ? RecordOf(p, tile)[kRecordWait] : -1;
+    return tile.exists ? RecordOf(p, tile)[kRecordWait] : -1;
+  }
+  __device__ __forceinline__ static int TilesUntil(const TeamTile& tile, int wait) {
     return wait > tile.number && wait < tile.end ? wait - tile.number : 0;
   }
 
   __device__ __forceinline__ static SourceRow Checked(const GraphScanProblem& p,
                                                       const TeamTile& tile, int source) {
-    // A script has less than 2^31 rows, so that what is no row of the group is far behind its first.
-    const uint32_t computed = static_cast<uint32_t>(source) - static_cast<uint32_t>(p.leaves);
-    const auto first = static_cast<uint32_t>(tile.first) * kTileRows;
-    const auto end = static_cast<uint32_t>(tile.number) * kTileRows;
-    const bool is_leaf = static_cast<uint32_t>(source) < static_cast<uint32_t>(p.leaves);
-    const bool is_before = computed - first < end - first;
-    return {is_leaf ? source : static_cast<int32_t>(computed), is_leaf, is_leaf || is_before};
+    // In 32 bits, which rows of all tiles have room in: less than 0 it is a leaf, or none.
+    const int computed = static_cast<int>(static_cast<uint32_t>(source) - p.leaves);
+    const uint32_t after = static_cast<uint32_t>(computed) - tile.first * kTileRows;
+    const bool is_before = after < static_cast<uint32_t>((tile.number - tile.first) * kTileRows);
+    const bool is_leaf = source >= 0 && computed < 0;
+    return {is_leaf ? source : computed, is_leaf, source >= 0 && (is_leaf || is_before)};
   }
 
   // How many tiles any team makes.

@@ -12,8 +12,9 @@ struct TeamOptions {
   int units, warps, pointwise_warps, stages, register_chunks, teams;
   bool asks_ahead = false, barrier = false;
   unsigned most_delay = 0;
-  int sum_warps = 0;          // where rows emit
-  int sets = 1, window = 0;  // where rows gather
+  int sum_warps = 0;  // where rows emit
+  int window = 8;
+  int sets = 1;  // where rows gather
 };
 
 // What ffi/dynamic/team_plan.cc and jaxsparse/dynamic/engine.py print.
@@ -33,9 +34,9 @@ struct TeamPlan {
                                                .pointwise_warps = kOptions.pointwise_warps,
                                                .sets = kOptions.sets,
                                                .carries = kEmits ? 0 : Step::kCarries / kSlotCount,
-                                               .window = kOptions.window,
                                                .sum_warps = kOptions.sum_warps,
                                                .passed = kEmits ? kSlotCount * Step::kCarries : 0,
+                                               .window = kOptions.window,
                                                .stages = kOptions.stages,
                                                .register_chunks = kOptions.register_chunks,
                                                .asks_ahead = kOptions.asks_ahead}};
