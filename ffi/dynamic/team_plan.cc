@@ -23,8 +23,8 @@ constexpr double kStep = 0.2, kStepOfItem = 0.1;  // sums and the pointwise step
 constexpr double kSums = 0.2;                     // what rows emit, added to their sources
 constexpr double kLatency = 0.4;   // of a load from the L2 cache, and those behind it
 constexpr double kBesides = 0.05;  // what a tile takes that waits for nothing
-// Where rows gather, what a tile beside others costs product warps beside the products, and a set of
-// pointwise warps.
+// Where rows gather, what a tile beside others costs product warps beside the products, and a set
+// of pointwise warps.
 constexpr double kTurnOfProducts = 0.25, kTurnOfSteps = 0.8;
 constexpr double kCacheBytesOfMicrosecond = 5.5e6;
 // Tiles of a team that wait for the one before them, as levels of trees do; others are beside them.
@@ -72,9 +72,9 @@ std::string ExpressionOf(const TeamConfig& c) {
       "TeamConfig",
       {Field("row_parts", c.row_parts), Field("column_parts", c.column_parts),
        Field("state_bytes", c.state_bytes), Field("hidden", c.hidden), Field("units", c.units),
-       Field("warps", c.warps), Field("pointwise_warps", c.pointwise_warps),
-       Field("sets", c.sets), Field("carries", c.carries), Field("window", c.window),
-       Field("sum_warps", c.sum_warps), Field("passed", c.passed), Field("stages", c.stages),
+       Field("warps", c.warps), Field("pointwise_warps", c.pointwise_warps), Field("sets", c.sets),
+       Field("carries", c.carries), Field("window", c.window), Field("sum_warps", c.sum_warps),
+       Field("passed", c.passed), Field("stages", c.stages),
        Field("register_chunks", c.register_chunks), Field("asks_ahead", c.asks_ahead),
        Field("product_registers", c.product_registers),
        Field("pointwise_registers", c.pointwise_registers)});

@@ -58,7 +58,8 @@ class TilesOfTeam {
 
   __device__ __forceinline__ static SourceRow Checked(const GraphScanProblem& p,
                                                       const TeamTile& tile, int source) {
-    // A script has less than 2^31 rows, so that what is no row of the group is far behind its first.
+    // A script has less than 2^31 rows, so that what is no row of the group is far behind its
+    // first.
     const uint32_t computed = static_cast<uint32_t>(source) - static_cast<uint32_t>(p.leaves);
     const auto first = static_cast<uint32_t>(tile.first) * kTileRows;
     const auto end = static_cast<uint32_t>(tile.number) * kTileRows;

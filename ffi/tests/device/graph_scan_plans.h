@@ -12,7 +12,7 @@ struct TeamOptions {
   int units, warps, pointwise_warps, stages, register_chunks, teams;
   bool asks_ahead = false, barrier = false;
   unsigned most_delay = 0;
-  int sum_warps = 0;          // where rows emit
+  int sum_warps = 0;         // where rows emit
   int sets = 1, window = 0;  // where rows gather
 };
 
