@@ -87,8 +87,8 @@ class GatherProducts {
     if (kSizes.asks_ahead && next.tile.exists) Ask(p, next, ahead);
     StatePlace places[kLoads];
     PlacesOf(now, places);
+    ring_.WaitUntilEmpty();  // which it is long before the states come
     const int looks = LookForStates(places, now.x, backoff_, &watchdog_);
-    ring_.WaitUntilEmpty();
     product_.Multiply(now.x, ring_.partials());
     if (watchdog_.timed_out()) *stop_ = 1;
     ring_.Fill();

@@ -75,8 +75,7 @@ class GatherSteps {
       const TeamItem item = items_.At(n);
 #pragma unroll
       for (int k = 0; k < kSlots; ++k) {
-        next_.source[n][k] =
-            item.exists ? Tiles::LoadSource(p, next_.tile, item.row, k) : -1;
+        next_.source[n][k] = item.exists ? Tiles::LoadSource(p, next_.tile, item.row, k) : -1;
       }
     }
   }
@@ -164,7 +163,8 @@ class GatherSteps {
                                             uint32_t number) {
     // What could come between the products and the states comes before them.
     State* to[kItems];
-    uint32_t in_window[kItems];
+    uint32_t in_window[kItems], parts = AddressOfShared(ring_.partials());
+    KeepInRegister(parts);  // or it is found when the products are there
 #pragma unroll
     for (int n = 0; n < kItems; ++n) {
       const TeamItem item = items_.At(n);
@@ -176,7 +176,7 @@ class GatherSteps {
     const bool stopped = *stop_ != 0;
     float products[kItems][Step::kProducts];
 #pragma unroll
-    for (int n = 0; n < kItems; ++n) SumProducts(items_.At(n), products[n]);
+    for (int n = 0; n < kItems; ++n) SumProducts(parts, items_.At(n), products[n]);
     ring_.Empty();
     float outputs[kItems][Arrays::kOutputSlots] = {};
     // Padding is zero, whatever the step makes of it; after a wait that was too long all is NaN.
@@ -231,11 +231,10 @@ class GatherSteps {
   }
 
   // Adds the parts of all warps, in their order. Many loads are on their way at once.
-  __device__ __forceinline__ void SumProducts(const TeamItem& item,
-                                              float (&products)[Step::kProducts]) const {
+  __device__ __forceinline__ static void SumProducts(uint32_t parts, const TeamItem& item,
+                                                     float (&products)[Step::kProducts]) {
     constexpr int kInFlight = 40;
     constexpr int kTogether = kSizes.warps < kInFlight ? kInFlight / kSizes.warps : 1;
-    const uint32_t parts = AddressOfShared(ring_.partials());
 #pragma unroll
     for (int first = 0; first < Step::kProducts; first += kTogether) {
       uint32_t part[kTogether][kSizes.warps][1];
@@ -261,7 +260,8 @@ class GatherSteps {
   // If units are a multiple of 16, a product's distance to the first one is known.
   __device__ __forceinline__ static int PlaceOfPart(int product, const TeamItem& item) {
     const int row = product * kSizes.units;
-    if constexpr (kSizes.units % 16 == 0) return row * kTileRows + PlaceOfProduct(item.unit, item.row);
+    if constexpr (kSizes.units % 16 == 0)
+      return row * kTileRows + PlaceOfProduct(item.unit, item.row);
     return PlaceOfProduct(row + item.unit, item.row);
   }
 

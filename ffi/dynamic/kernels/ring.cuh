@@ -2,8 +2,8 @@
 // where rows emit both of them what they have to the warps that sum. In a recurrent scan two
 // buffers do, since a state that came proves that all blocks are done with the one before.
 // Neighbouring tiles of a graph may have nothing to do with each other, so nothing is proved: a
-// ring of stages says when each is full and when it is empty again. Consumers may be several sets of
-// warps, which take stages in turn.
+// ring of stages says when each is full and when it is empty again. Consumers may be several sets
+// of warps, which take stages in turn.
 //
 // Plan::kBarrier: all threads of a block meet instead, since tools that look for races know that
 // best, and all blocks of a team meet before each tile.
