@@ -5,10 +5,10 @@
 // A set begins with tile t, by the numbers of a team's tiles, before its products are there. What
 // may it read?
 //
-// Tiles of which a barrier says that they are made. A set arrives at the barrier of tile u when it
-// has published u's states and stored its carries. To wait for that costs nothing: the products of
-// t wait for the same states, on their way through the L2 cache. Of each set the newest tile
-// proves the older ones.
+// Tiles of which a barrier says that they are made. Each warp of a set arrives at the barrier of
+// tile u when it has published its states of u and stored its carries, so that those of all units
+// of the block are there. To wait for that costs nothing: the products of t wait for the same
+// states, on their way through the L2 cache. Of each set the newest tile proves the older ones.
 //
 // Tiles that are more than `Unproven` before t. With u's carries behind it, its set has emptied
 // the stage of tile u + sets. Product warps waited for that before they filled it again, for
@@ -17,11 +17,12 @@
 //
 // A place in the window is written by tile t when all are done with tile t - window: t is full, so
 // tiles up to t - stages are emptied, which warps do when they have loaded their carries. The
-// others, from t - stages + 1 on, take from the window no more than `Reach` tiles before
+// others, from t - stages + 1 on, take from the window no more than `kReach` tiles before
 // themselves, so none as old as t - window.
 //
-// Barriers are taken in turn. One serves so many tiles that none waits at it for a tile whose
-// successor there may be made, too: that is `Unproven` tiles back, and less than `stages` ahead.
+// Barriers are taken in turn. There are so many that the next tile of a barrier is not made while
+// a set may still wait there for the one before: a set looks back by `Unproven` tiles at most, and
+// none is full that is `stages` tiles ahead of one that is not emptied.
 #pragma once
 
 #include "cuda/pipeline.cuh"
