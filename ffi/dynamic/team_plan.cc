@@ -30,10 +30,10 @@ constexpr double kCacheBytesOfMicrosecond = 5.5e6;
 // Tiles of a team that wait for the one before them, as levels of trees do; others are beside them.
 constexpr double kLevels = 20;
 constexpr int kMostThreadRegisters = 232;
-constexpr int kLeastPointwiseRegisters = 88;  // found by compiling Tree-LSTMs and chains of LSTMs
-constexpr int kLeastGatheringRegisters = 80;
-constexpr int kSumRegisters = 40;
-constexpr int kPassingRegisters = 16;
+constexpr int kLeastPointwiseRegisters = 80;  // found by compiling Tree-LSTMs and chains of LSTMs
+// The same where rows emit, whose `arrays` count what is made of inputs ahead.
+constexpr int kLeastEmitRegisters = 64, kLeastSumRegisters = 40;
+constexpr int kPassingRegisters = 16, kMoreWhereRowsEmit = 8;
 constexpr int kMostSets = 2;
 // Tiles: where rows gather, farther children are few.
 constexpr int kMostGatheringWindow = 64, kMostEmittingWindow = 128, kLeastEmittingWindow = 8;
@@ -50,16 +50,16 @@ void DistributeRegisters(const GraphScanForm& form, TeamConfig* config) {
   const int equal = sizes.thread_registers;
   const int64_t of_items = sizes.items * (form.arrays + form.products);
   const auto needed = static_cast<int>(
-      RoundUp(form.emits ? std::max<int64_t>(kLeastPointwiseRegisters, 64 + of_items)
-                         : std::max<int64_t>(kLeastGatheringRegisters, 56 + of_items),
+      RoundUp(form.emits ? std::max<int64_t>(kLeastEmitRegisters, 32 + of_items)
+                         : std::max<int64_t>(kLeastPointwiseRegisters, 56 + of_items),
               8));
-  const auto of_sums =
-      form.emits ? static_cast<int>(RoundUp(
-                       kSumRegisters + 2 * (warps + sizes.sum_items * (4 + form.carries)), 8))
-                 : 0;
+  const auto of_sums = static_cast<int>(
+      RoundUp(std::max<int64_t>(kLeastSumRegisters,
+                                12 + 2 * warps + 4 * sizes.sum_items * (2 + form.carries)),
+              8));
   int product = std::min(equal, kMostThreadRegisters);
-  if (std::max(needed, of_sums) < equal && warps % 4 == 0 && config->pointwise_warps % 4 == 0 &&
-      config->sum_warps % 4 == 0) {
+  if (std::max(needed, form.emits ? of_sums : 0) < equal && warps % 4 == 0 &&
+      config->pointwise_warps % 4 == 0 && config->sum_warps % 4 == 0) {
     const int all = equal * (warps + others);
     const int kept = config->pointwise_warps * needed + config->sum_warps * of_sums;
     product = std::min((all - kept) / warps / 8 * 8, kMostThreadRegisters);
@@ -70,7 +70,8 @@ void DistributeRegisters(const GraphScanForm& form, TeamConfig* config) {
   const int for_weights = product - sizes.other_registers;
   const bool all_fit = for_weights >= sizes.weight_chunks * sizes.chunk_registers;
   // Those of a chunk that come from shared memory pass through some.
-  const int passing = std::min(sizes.chunk_registers, kPassingRegisters);
+  const int passing =
+      std::min(sizes.chunk_registers, kPassingRegisters) + (form.emits ? kMoreWhereRowsEmit : 0);
   config->register_chunks =
       all_fit ? sizes.weight_chunks
               : std::clamp((for_weights - passing) / sizes.chunk_registers, 0, sizes.weight_chunks);
