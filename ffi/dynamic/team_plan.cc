@@ -23,16 +23,21 @@ constexpr double kStep = 0.2, kStepOfItem = 0.1;  // sums and the pointwise step
 constexpr double kSums = 0.2;                     // what rows emit, added to their sources
 constexpr double kLatency = 0.4;   // of a load from the L2 cache, and those behind it
 constexpr double kBesides = 0.05;  // what a tile takes that waits for nothing
+// Where rows gather, what a tile beside others costs product warps beside the products, and a set
+// of pointwise warps.
+constexpr double kTurnOfProducts = 0.25, kTurnOfSteps = 0.8;
 constexpr double kCacheBytesOfMicrosecond = 5.5e6;
 // Tiles of a team that wait for the one before them, as levels of trees do; others are beside them.
 constexpr double kLevels = 20;
 constexpr int kMostThreadRegisters = 232;
-constexpr int kLeastPointwiseRegisters = 88;  // found by compiling Tree-LSTMs and chains of LSTMs
+constexpr int kLeastPointwiseRegisters = 80;  // found by compiling Tree-LSTMs and chains of LSTMs
 // The same where rows emit, whose `arrays` count what is made of inputs ahead.
 constexpr int kLeastEmitRegisters = 64, kLeastSumRegisters = 40;
 constexpr int kPassingRegisters = 16, kMoreWhereRowsEmit = 8;
-constexpr int kMostWindow = 128, kLeastWindow = 8;  // tiles
-constexpr int64_t kMostBlockWeights = 1 << 25;      // far more than any block has room for
+constexpr int kMostSets = 2;
+// Tiles: where rows gather, farther children are few.
+constexpr int kMostGatheringWindow = 64, kMostEmittingWindow = 128, kLeastEmittingWindow = 8;
+constexpr int64_t kMostBlockWeights = 1 << 25;  // far more than any block has room for
 
 double Double(int64_t x) { return static_cast<double>(x); }
 int64_t RoundUp(int64_t a, int64_t multiple) { return CeilDivide(a, multiple) * multiple; }
@@ -46,15 +51,15 @@ void DistributeRegisters(const GraphScanForm& form, TeamConfig* config) {
   const int64_t of_items = sizes.items * (form.arrays + form.products);
   const auto needed = static_cast<int>(
       RoundUp(form.emits ? std::max<int64_t>(kLeastEmitRegisters, 32 + of_items)
-                         : std::max<int64_t>(kLeastPointwiseRegisters, 64 + of_items),
+                         : std::max<int64_t>(kLeastPointwiseRegisters, 56 + of_items),
               8));
   const auto of_sums = static_cast<int>(
       RoundUp(std::max<int64_t>(kLeastSumRegisters,
                                 12 + 2 * warps + 4 * sizes.sum_items * (2 + form.carries)),
               8));
   int product = std::min(equal, kMostThreadRegisters);
-  if (std::max(needed, of_sums) < equal && warps % 4 == 0 && config->pointwise_warps % 4 == 0 &&
-      config->sum_warps % 4 == 0) {
+  if (std::max(needed, form.emits ? of_sums : 0) < equal && warps % 4 == 0 &&
+      config->pointwise_warps % 4 == 0 && config->sum_warps % 4 == 0) {
     const int all = equal * (warps + others);
     const int kept = config->pointwise_warps * needed + config->sum_warps * of_sums;
     product = std::min((all - kept) / warps / 8 * 8, kMostThreadRegisters);
@@ -77,10 +82,11 @@ std::string ExpressionOf(const TeamConfig& c) {
       "TeamConfig",
       {Field("row_parts", c.row_parts), Field("column_parts", c.column_parts),
        Field("state_bytes", c.state_bytes), Field("hidden", c.hidden), Field("units", c.units),
-       Field("warps", c.warps), Field("pointwise_warps", c.pointwise_warps),
-       Field("sum_warps", c.sum_warps), Field("passed", c.passed), Field("window", c.window),
-       Field("stages", c.stages), Field("register_chunks", c.register_chunks),
-       Field("asks_ahead", c.asks_ahead), Field("product_registers", c.product_registers),
+       Field("warps", c.warps), Field("pointwise_warps", c.pointwise_warps), Field("sets", c.sets),
+       Field("carries", c.carries), Field("sum_warps", c.sum_warps), Field("passed", c.passed),
+       Field("window", c.window), Field("stages", c.stages),
+       Field("register_chunks", c.register_chunks), Field("asks_ahead", c.asks_ahead),
+       Field("product_registers", c.product_registers),
        Field("pointwise_registers", c.pointwise_registers),
        Field("sum_registers", c.sum_registers)});
 }
@@ -117,7 +123,9 @@ void Predict(const GraphScanForm& form, const TeamSizes& sizes, TeamPlan* plan) 
   plan->tile_microseconds = kExchange + kExchangeOfKilobyte * received + product + step + sums;
   // Or else it begins to ask when the products before it are done.
   const double asks = sizes.asks_ahead ? 0.0 : kLatency;
-  plan->beside_microseconds = std::max({asks + product, step, sums}) + kBesides;
+  const double products = asks + product + (form.emits ? 0.0 : kTurnOfProducts);
+  const double steps = form.emits ? step : (kTurnOfSteps + step - kStep) / sizes.sets;
+  plan->beside_microseconds = std::max({products, steps, sums}) + kBesides;
   const double share = Double(CeilDivide(form.tiles, plan->teams));
   // A group has a tile for each level at least.
   const double tiles = form.groups == 0 ? std::max(share, kLevels) : share;
@@ -139,17 +147,22 @@ constexpr RingKind kRings[] = {{8, 4, true},  {4, 4, true},  {2, 4, true}, {1, 4
                                {8, 2, true},  {4, 2, true},  {2, 2, true}, {8, 4, false},
                                {4, 4, false}, {8, 2, false}, {4, 2, false}};
 
-// The most tiles whose sums have room in shared memory, or 0 if those that must be there have none.
-int WindowOf(TeamConfig config, int64_t shared_bytes) {
-  for (config.window = kMostWindow; config.window >= kLeastWindow; config.window /= 2) {
+// The most tiles whose carries or sums have room in shared memory, or 0 if those that must be there
+// have none.
+int WindowOf(TeamConfig config, const GraphScanForm& form, int64_t shared_bytes) {
+  if (!form.emits && form.carries == 0) return 0;
+  const int least = form.emits ? kLeastEmittingWindow : TeamSizes(config).LeastWindow();
+  config.window = form.emits ? kMostEmittingWindow : kMostGatheringWindow;
+  for (; config.window >= least; config.window /= 2) {
     if (TeamSizes(config).shared_bytes <= shared_bytes) return config.window;
   }
   return 0;
 }
 
-// The plan of teams whose blocks have so many units and such a ring, if they fit.
+// The plan of teams whose blocks have so many units, such a ring, and so many sets of pointwise
+// warps, if they fit.
 std::optional<TeamPlan> PlanOf(const TeamVariant& variant, const GraphScanForm& form,
-                               const Gpu& gpu, int64_t units, const RingKind& ring) {
+                               const Gpu& gpu, int64_t units, const RingKind& ring, int sets) {
   TeamConfig config;
   config.row_parts = static_cast<int>(form.emits ? form.slots : form.products);
   config.column_parts = static_cast<int>(form.emits ? form.products : form.slots);
@@ -162,9 +175,13 @@ std::optional<TeamPlan> PlanOf(const TeamVariant& variant, const GraphScanForm& 
   if (form.emits) {
     config.sum_warps = 4;
     config.passed = static_cast<int>(form.slots * form.carries);
+  } else {
+    config.carries = static_cast<int>(form.carries);
+    config.sets = sets;
+    config.pointwise_warps *= sets;
   }
   DistributeRegisters(form, &config);
-  if (form.emits) config.window = WindowOf(config, gpu.shared_bytes);
+  config.window = WindowOf(config, form, gpu.shared_bytes);
   const bool has_window = !form.emits || config.window > 0;
   const TeamSizes sizes(config);
   const int64_t room = gpu.multiprocessors / sizes.blocks;
@@ -224,7 +241,10 @@ TeamChoice PlanTeams(const GraphScanForm& form, const Gpu& gpu, const std::strin
           break;
         }
         for (const RingKind& ring : kRings) {
-          KeepFaster(PlanOf(variant, form, gpu, units, ring), &choice.best);
+          const int most_sets = form.emits || variant.barrier ? 1 : kMostSets;
+          for (int sets = most_sets; sets >= 1; --sets) {
+            KeepFaster(PlanOf(variant, form, gpu, units, ring, sets), &choice.best);
+          }
         }
       }
       if (!choice.best) {

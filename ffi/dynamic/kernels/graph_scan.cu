@@ -2,6 +2,7 @@
 // chip each, and run side by side; a team's blocks find each other's states in the results
 // themselves, whose words are their own flags. There are no levels and no barriers: a tile is made
 // as soon as its sources are there.
+#include "dynamic/kernels/carry_window.cuh"
 #include "dynamic/kernels/emit_product.cuh"
 #include "dynamic/kernels/emit_steps.cuh"
 #include "dynamic/kernels/emit_sums.cuh"
@@ -31,6 +32,7 @@ __device__ __forceinline__ volatile uint32_t* BeginBlock(Words4* shared) {
   if (threadIdx.x == 0) {
     *stop = 0;
     Ring<Plan>(shared).Init();
+    if constexpr (Plan::kSizes.made > 0) CarryWindow<Plan>(shared).Init();
   }
   __syncthreads();
   return stop;

@@ -25,7 +25,7 @@ class SumWindow {
   static constexpr int kValues = 1 + kSizes.passed / kSizes.row_parts;  // of a row's unit
 
   __device__ __forceinline__ explicit SumWindow(Words4* shared)
-      : shared_(AddressOfShared(shared) + kSizes.sums_at) {}
+      : shared_(AddressOfShared(shared) + kSizes.window_at) {}
 
   // Whether sums of the tile with that number are added here to those of a tile.
   __device__ __forceinline__ static bool IsNear(int tile, int number) {
@@ -36,7 +36,7 @@ class SumWindow {
 
   // What is the same for all units of a row: bytes.
   __device__ __forceinline__ static uint32_t PlaceOfTile(int tile) {
-    return (tile & (kTiles - 1)) * kSizes.tile_sums * 4;
+    return (tile & (kTiles - 1)) * kSizes.tile_values * 4;
   }
   __device__ __forceinline__ static uint32_t PlaceOfRow(int row) { return row * 16; }
 

@@ -91,6 +91,7 @@ struct NoArrays {
 struct RandomScript {
   int leaves = 5, tiles = 6, unused = 2, groups = 2;
   bool is_damaged = false;
+  int nearest = 1;  // how many tiles before a row its sources are at least
 
   std::vector<int32_t> Words(int slots) const {
     const ScriptForm form = FormOf(slots);
@@ -105,7 +106,7 @@ struct RandomScript {
         const int rows = 1 + below(kTileRows);
         for (int row = 0; row < rows; ++row) {
           for (int k = 0; k < slots; ++k) {
-            const int before = (tile - FirstTile(g)) * kTileRows;
+            const int before = (tile + 1 - nearest - FirstTile(g)) * kTileRows;
             const int computed = before > 0 ? FirstTile(g) * kTileRows + below(before) : 0;
             const bool takes_computed = before > 0 && below(3) > 0 && is_row[computed];
             const bool is_none = k > 0 && below(4) == 0;

@@ -37,6 +37,7 @@ inline unsigned __byte_perm(unsigned x, unsigned y, unsigned places) {
   return picked;
 }
 inline int __popc(unsigned x) { return std::popcount(x); }
+inline int __clz(int x) { return std::countl_zero(static_cast<unsigned>(x)); }
 inline int __ffs(int x) { return std::countr_zero(static_cast<unsigned>(x)) % 32 + (x != 0); }
 inline unsigned __umulhi(unsigned x, unsigned y) {
   return static_cast<unsigned>(uint64_t{x} * y >> 32);
