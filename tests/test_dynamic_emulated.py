@@ -43,7 +43,7 @@ def emulated(eqn, operands, folder):
     launch = said["scans"], said["blocks"], said["threads"], said["shared_bytes"]
     sizes = [
         *(int(said["emits"]), said["products"], hidden, said["carries"]),
-        *(form.leaves, form.tiles, form.slots, form.groups, *launch),
+        *(form.leaves, form.tiles, form.slots, form.groups, form.kinds, *launch),
         *(len(operands), len(results)),
         *(a.size * a.dtype.itemsize for a in results),
     ]

@@ -10,22 +10,25 @@
 
 namespace jaxsparse {
 
-// The weights of a pass: rows (product, unit), columns (slot of a source, its unit).
+// A kind's weights of a pass: rows (product, unit), columns (slot of a source, its unit).
 template <typename Plan>
 struct GatherMatrix {
   static constexpr int kColumns = Plan::kSizes.columns;
-  __device__ __forceinline__ static DenseWeights Of(const GraphScanProblem& p) { return p.weights; }
+  __device__ __forceinline__ static DenseWeights Of(const DenseWeights& of_kind) { return of_kind; }
   __device__ __forceinline__ static int PlaceOf(int product) { return product; }
 };
 
-// A tile on its way to a warp: what the script says of the sources of the lane's row.
+// A tile on its way to a warp: what the script says of its kind, and of the sources of the lane's
+// row.
 template <typename Plan>
 struct SourcesOfRow {
   TeamTile tile;
+  int kind;
   int source[Plan::kSlots];
 
   __device__ __forceinline__ void Load(const GraphScanProblem& p, const TeamTile& of, int row) {
     tile = of;
+    kind = TilesOfTeam<Plan>::LoadKind(p, tile);
 #pragma unroll
     for (int k = 0; k < Plan::kSlots; ++k) {
       source[k] = TilesOfTeam<Plan>::LoadSource(p, tile, row, k);
@@ -81,7 +84,7 @@ class GatherProducts {
     if (kSizes.asks_ahead && now_.tile.exists) Ask(p, now_, ahead);
     Await(p, now, x);
     ring_.WaitUntilEmpty();
-    product_.Multiply(x, ring_.partials());
+    product_.Multiply(now.kind, x, ring_.partials());
     if (watchdog_.timed_out()) *stop_ = 1;
     ring_.Fill();
     backoff_.Start();

@@ -4,6 +4,7 @@
 // The order of columns within a product is free, so a lane takes as its part of B whatever 16 bytes
 // it receives: 8 columns of the tile's row lane / 4, straight from where the states lie to the
 // tensor core, without shared memory. The weights are arranged to match.
+// Registers have no addresses: where several kinds have weights in them, each has code of its own.
 #pragma once
 
 #include "persistent/exchange.cuh"
@@ -17,6 +18,12 @@ __device__ __forceinline__ int PlaceOfProduct(int row, int tile_row) {
   return row * kTileRows + (tile_row ^ row / 4 % 4 * 2);
 }
 
+// The matrix of rows of a kind.
+__device__ __forceinline__ DenseWeights WeightsOf(const GraphScanProblem& p, int kind) {
+  const char* values = static_cast<const char*>(p.weights.values) + kind * p.weight_kind_bytes;
+  return {values, p.weights.row_stride, p.weights.column_stride};
+}
+
 template <typename Plan, typename Matrix>
 class TeamMma {
   using State = typename Plan::State;
@@ -24,29 +31,39 @@ class TeamMma {
   static constexpr auto kSizes = Plan::kSizes;
   static constexpr int kLoads = kSizes.loads, kRowTiles = kSizes.row_tiles;
   static constexpr int kRegisterChunks = kSizes.register_chunks;
+  static constexpr int kRegisterKinds = kRegisterChunks > 0 ? kSizes.kinds : 1;
 
  public:
   // The lane's part of a tile's states.
   using States = Words4[kLoads];
 
-  template <typename Problem>
-  __device__ __forceinline__ TeamMma(const Problem& p, Words4* shared)
+  __device__ __forceinline__ TeamMma(const GraphScanProblem& p, Words4* shared)
       : warp_(threadIdx.x / kWarp), lane_(threadIdx.x % kWarp), shared_(shared + threadIdx.x) {
 #pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) {
-      const Row upper(p, m * 16 + TileRow()), lower(p, m * 16 + 8 + TileRow());
+    for (int kind = 0; kind < kRegisterKinds; ++kind) {
 #pragma unroll
-      for (int j = 0; j < kRegisterChunks; ++j) {
+      for (int m = 0; m < kRowTiles; ++m) {
+        const Row upper = RowOf(p, kind, m * 16), lower = RowOf(p, kind, m * 16 + 8);
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          weights_[j][m][half] = MmaFragment(upper, lower, Column(j) + 4 * half);
+        for (int j = 0; j < kRegisterChunks; ++j) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            weights_[kind][j][m][half] = MmaFragment(upper, lower, Column(j) + 4 * half);
+          }
         }
       }
+    }
 #pragma unroll 1  // which the compiler takes less time for
-      for (int j = kRegisterChunks; j < kLoads; ++j) {
+    for (int kind = 0; kind < kSizes.kinds; ++kind) {
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          SharedWeights(j, m, half) = MmaFragment(upper, lower, Column(j) + 4 * half);
+      for (int m = 0; m < kRowTiles; ++m) {
+        const Row upper = RowOf(p, kind, m * 16), lower = RowOf(p, kind, m * 16 + 8);
+#pragma unroll 1
+        for (int j = kRegisterChunks; j < kLoads; ++j) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            SharedWeights(kind, j, m, half) = MmaFragment(upper, lower, Column(j) + 4 * half);
+          }
         }
       }
     }
@@ -62,22 +79,10 @@ class TeamMma {
            Column(j) < kSizes.columns;
   }
 
-  // Leaves this warp's part of the products.
-  __device__ __forceinline__ void Multiply(const States& x, float* partials) const {
+  // Leaves this warp's part of the products, by the matrix of a kind.
+  __device__ __forceinline__ void Multiply(int kind, const States& x, float* partials) const {
     float sums[kSizes.chains][kRowTiles][4] = {};
-#pragma unroll
-    for (int j = 0; j < kLoads; ++j) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-#pragma unroll
-        for (int m = 0; m < kRowTiles; ++m) {
-          const Words4 a = j < kRegisterChunks ? weights_[j < kRegisterChunks ? j : 0][m][half]
-                                               : SharedWeights(j, m, half);
-          MultiplyAdd(State(), sums[half % kSizes.chains][m], {a.x, a.y, a.z, a.w},
-                      half == 0 ? x[j].x : x[j].z, half == 0 ? x[j].y : x[j].w);
-        }
-      }
-    }
+    AddProducts<0>(kind, x, sums);
     const uint32_t part = AddressOfShared(partials + warp_ * kSizes.warp_part);
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
@@ -96,13 +101,41 @@ class TeamMma {
   }
 
  private:
-  __device__ __forceinline__ Words4& SharedWeights(int j, int m, int half) const {
-    return shared_[(((j - kRegisterChunks) * kRowTiles + m) * 2 + half) * kSizes.product_threads];
+  __device__ __forceinline__ Row RowOf(const GraphScanProblem& p, int kind, int first) const {
+    return Row(WeightsOf(p, kind), first + TileRow());
+  }
+
+  // By the registers of kKind, or of a later one.
+  template <int kKind>
+  __device__ __forceinline__ void AddProducts(int kind, const States& x,
+                                              float (&sums)[kSizes.chains][kRowTiles][4]) const {
+    if constexpr (kKind + 1 < kRegisterKinds) {
+      if (kind != kKind) return AddProducts<kKind + 1>(kind, x, sums);
+    }
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int m = 0; m < kRowTiles; ++m) {
+          const Words4 a = j < kRegisterChunks
+                               ? weights_[kKind][j < kRegisterChunks ? j : 0][m][half]
+                               : SharedWeights(kind, j, m, half);
+          MultiplyAdd(State(), sums[half % kSizes.chains][m], {a.x, a.y, a.z, a.w},
+                      half == 0 ? x[j].x : x[j].z, half == 0 ? x[j].y : x[j].w);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ Words4& SharedWeights(int kind, int j, int m, int half) const {
+    const int chunk = kind * (kLoads - kRegisterChunks) + j - kRegisterChunks;
+    return shared_[((chunk * kRowTiles + m) * 2 + half) * kSizes.product_threads];
   }
 
   const int warp_, lane_;
   Words4* const shared_;
-  Words4 weights_[kRegisterChunks > 0 ? kRegisterChunks : 1][kRowTiles][2];
+  Words4 weights_[kRegisterKinds][kRegisterChunks > 0 ? kRegisterChunks : 1][kRowTiles][2];
 };
 
 }  // namespace jaxsparse

@@ -13,6 +13,7 @@ struct TeamOptions {
   bool asks_ahead = false, barrier = false;
   unsigned most_delay = 0;
   int sum_warps = 0;  // where rows emit
+  int kinds = 1;
 };
 
 // What ffi/dynamic/team_plan.cc and jaxsparse/dynamic/engine.py print.
@@ -25,6 +26,7 @@ struct TeamPlan {
   static constexpr bool kEmits = kOptions.sum_warps > 0;
   static constexpr TeamSizes kSizes{TeamConfig{.row_parts = kEmits ? kSlotCount : Step::kProducts,
                                                .column_parts = kEmits ? Step::kStates : kSlotCount,
+                                               .kinds = kOptions.kinds,
                                                .state_bytes = sizeof(S),
                                                .hidden = kHidden,
                                                .units = kOptions.units,
