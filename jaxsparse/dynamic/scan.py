@@ -69,8 +69,8 @@ def scan(
         recompute: saves memory in a gradient: products are not kept but computed again, those of
             all rows in one product.
         implementation: None or "xla", a loop of XLA over tiles; or "cuda", one launch on a GPU of
-            compute capability 9.0, of a script whose tiles have 8 rows of one kind, as
-            `Layout.teams` cuts them. Where its kernels don't take a scan, that is an error.
+            compute capability 9.0, of a script whose tiles have 8 rows, as `Layout.teams` cuts
+            them. Where its kernels don't take a scan, that is an error.
         variant: the name of a kernel variant to force.
 
     Returns:
@@ -150,7 +150,9 @@ def _inputs(given: Arguments, script: Script) -> tuple[tuple[jax.Array, ...], tu
         spans.append(FULL)
     if len(given.kinds) > 1:
         kinds = jnp.repeat(jnp.asarray(script.kinds), form.width)
-        inputs.append(kinds.astype(given.dtype).reshape(form.computed, 1, 1))
+        # In 16 bits not all numbers are exact.
+        kinds = kinds.astype(accumulator_dtype(given.dtype))
+        inputs.append(kinds.reshape(form.computed, 1, 1))
         spans.append("r")
     for kind in given.kinds:
         if kind.bias is not None:

@@ -106,7 +106,8 @@ class CellStep(Step):
         if of_kind is None:
             leaves = of(self.kinds[0], biases[0])
         else:
-            kind = jnp.clip(jnp.ravel(of_kind)[0].astype(jnp.int32), 0, len(self.kinds) - 1)
+            one = of_kind if of_kind.ndim == 0 else jnp.ravel(of_kind)[0]
+            kind = jnp.clip(one.astype(jnp.int32), 0, len(self.kinds) - 1)
             first = self.kinds[0]
             if all(k == first for k in self.kinds):
                 bias = None
