@@ -40,7 +40,6 @@ class Case:
         form = self.script.form
         draw = rng.standard_normal
 
-
         def of_kinds(make):
             made = [make(cell.children * h, p * h) for cell, p in zip(cells, products, strict=True)]
             return tuple(made) if several else made[0]
