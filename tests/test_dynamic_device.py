@@ -89,6 +89,20 @@ def test_teams_fill_the_gpu():
     assert alone.teams == 1 and alone.tile_microseconds < plan.tile_microseconds
 
 
+def test_kinds_of_rows_share_a_block():
+    """Their weights are in registers where these hold all, or else in shared memory."""
+    chains = dataclasses.replace(FORM, products=4, slots=1, kinds=2)
+    both, one = (make_plan(dataclasses.replace(chains, kinds=kinds), H200) for kinds in (2, 1))
+    assert (both.teams, both.blocks, both.in_registers) == (8, 16, 1.0), both
+    assert both.tile_microseconds == one.tile_microseconds
+    many = make_plan(dataclasses.replace(chains, kinds=6), H200)
+    assert many.in_registers == 0 and many.tile_microseconds > one.tile_microseconds
+    # As many bytes as the weights of all kinds take of 16 blocks at least.
+    assert many.blocks * many.shared_bytes > 6 * 4 * 256 * 256 * 2
+    none = make_plan(dataclasses.replace(FORM, kinds=40), H200)
+    assert "40 x 2 x 256 x 5 x 256 weights don't fit" in none.reason
+
+
 @pytest.mark.parametrize("emits", [False, True])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_plans_fit(emits, dtype):
@@ -101,6 +115,7 @@ def test_plans_fit(emits, dtype):
             emits=emits,
             products=int(rng.integers(1, 9)),
             slots=int(rng.integers(1, 5)),
+            kinds=int(rng.choice([1, 1, 2, 6])),
             carries=int(rng.integers(0, 3)),
             hidden=8 * int(rng.integers(1, 130)),
             tiles=int(rng.integers(1, 3000)),
@@ -114,7 +129,8 @@ def test_plans_fit(emits, dtype):
             assert "don't fit the registers and shared memory" in plan.reason
             # Of a block with as few units as there can be; FMA has a tile's states there, too.
             units = 8 * -(-form.hidden // 8 // small.multiprocessors)
-            weights = jnp.dtype(dtype).itemsize * form.products * form.slots * form.hidden * units
+            matrix = form.products * form.slots * form.hidden * units
+            weights = jnp.dtype(dtype).itemsize * form.kinds * matrix
             columns = form.hidden * (form.products if emits else form.slots)
             states = 8 * 4 * columns if dtype == "float32" else 0
             assert weights + states > 0.5 * small.shared_bytes, (form, small)
@@ -123,6 +139,7 @@ def test_plans_fit(emits, dtype):
         assert plan.teams * plan.blocks <= small.multiprocessors
         assert plan.teams <= form.groups or form.groups == 0
         assert plan.shared_bytes <= small.shared_bytes and plan.threads <= 1024
+        assert plan.in_registers == 0 or form.kinds <= 4
         config = dict(re.findall(r"\.(\w+) = (\d+)", plan.constants))
         config = {name: int(value) for name, value in config.items()}
         assert config["units"] * plan.blocks >= form.hidden > config["units"] * (plan.blocks - 1)
@@ -146,6 +163,18 @@ def test_layouts_have_a_group_for_each_team():
         dynamic.Layout.teams(jax.ShapeDtypeStruct((8192, 20480), "bfloat16"), 9, device=H200)
     with pytest.raises(ValueError, match=r"must be \(K h, P h\) with K = 3, got \(512, 1280\)"):
         dynamic.Layout.teams(weights, 9, 3)
+    # Rows of several kinds, whose cells take as many children or fewer.
+    one_child = jax.ShapeDtypeStruct((256, 256), jnp.bfloat16)
+    layout = dynamic.Layout.teams((weights, one_child), 1200, device=H200)
+    assert layout == dynamic.Layout(width=8, groups=4, slots=2)
+    for wrong in (1280, 256), (256, 250), (768, 256), (256,), (0, 256):
+        kinds = weights, jax.ShapeDtypeStruct(wrong, jnp.bfloat16)
+        with pytest.raises(
+            ValueError, match=r"weights\[\d\] must be \(K h, P h\) with K = up to 2"
+        ):
+            dynamic.Layout.teams(kinds, 9)
+    with pytest.raises(ValueError, match="of one kind of rows at least"):
+        dynamic.Layout.teams((), 9)
 
 
 def test_what_no_kernel_takes():
@@ -172,6 +201,11 @@ def test_explain_says_the_plan():
         functools.partial(case.scan, implementation="cuda"), case.operands, device=H200
     )
     assert isinstance(by_kernel.plan, Plan) and by_kernel.plan.variant == VARIANTS[0]
+    kinds = Case("two_cells", 64, jnp.bfloat16)
+    (of_kinds,) = explain(
+        functools.partial(kinds.scan, implementation="cuda"), kinds.operands, device=H200
+    )
+    assert isinstance(of_kinds.plan, Plan) and "2 kinds" in of_kinds.problem
     (plain,) = explain(case.scan, case.operands, device=H200)
     assert "until its predictions are fitted" in str(plain)
     wide = Case("tree_lstm", 64, jnp.bfloat16, width=16)
