@@ -31,9 +31,10 @@ def weight_bytes(problem: Problem, implementation: str, dtype: str, passed: str)
 
 
 def _teams(problem: Problem, dtype: str, loads: int) -> float | None:
-    """So many bytes for each team of blocks; None if there is no kernel."""
+    """So many bytes of each kind of rows for each team of blocks; None if there is no kernel."""
     try:
-        return float(loads * Scripts(teams=dtype).layout(problem).groups)
+        groups = Scripts(teams=dtype).layout(problem).groups
+        return float(loads * groups * problem.net.directions)
     except ValueError:
         return None
 
