@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,9 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from jaxsparse.codegen.operations import PRIMITIVES, Branches, Call, SameValue, Zero, kind
 from jaxsparse.codegen.program import Constant, Equation, Operand, Program, Value, choice, used
+
+
+_T = TypeVar("_T")
 
 
 def flatten(jaxpr: ClosedJaxpr) -> Program:
@@ -141,7 +144,7 @@ def same_variable(jaxpr: ClosedJaxpr, i: int, j: int) -> bool:
     return x is y
 
 
-def _nearest(index: Constant, cases: Sequence[Any]) -> Any:
+def _nearest(index: Constant, cases: Sequence[_T]) -> _T:
     """The case of an index, which may be out of range."""
     return cases[min(max(int(index.value), 0), len(cases) - 1)]
 
