@@ -20,7 +20,6 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jaxsparse.codegen.operations import PRIMITIVES, Branches, Call, SameValue, Zero, kind
 from jaxsparse.codegen.program import Constant, Equation, Operand, Program, Value, choice, used
 
-
 _T = TypeVar("_T")
 
 
