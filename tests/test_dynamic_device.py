@@ -173,8 +173,11 @@ def test_layouts_have_a_group_for_each_team():
             ValueError, match=r"weights\[\d\] must be \(K h, P h\) with K = up to 2"
         ):
             dynamic.Layout.teams(kinds, 9)
-    with pytest.raises(ValueError, match="of one kind of rows at least"):
-        dynamic.Layout.teams((), 9)
+    with_none = dynamic.Layout.teams((weights, None), 1200, device=H200)
+    assert with_none == layout
+    for none in (), None, (None, None):
+        with pytest.raises(ValueError, match="of one kind of rows at least"):
+            dynamic.Layout.teams(none, 9)
 
 
 def test_what_no_kernel_takes():
@@ -184,6 +187,7 @@ def test_what_no_kernel_takes():
         return plan.reason
 
     assert "tiles of 8 rows, and the script's have 16" in reason(width=16)
+    assert "cells without products" in reason(products=0)
     assert "one dtype" in reason(weight_dtype="float32")
     assert "250 units are no multiple of 8" in reason(hidden=250)
     assert "don't fit" in reason(hidden=4096)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -61,7 +61,7 @@ class Layout:
 
         Args:
             weights: of the scan, (K h, P h): an array, or a ``jax.ShapeDtypeStruct``; of rows of
-                several kinds a tuple of these, one for each.
+                several kinds a tuple of these, one for each, None where a cell has no products.
             rows: about how many computed rows a batch has.
             slots: K, children that a row of the cell takes.
             device: the GPU; by default this machine's, or an H200 where there is none.
@@ -82,8 +82,9 @@ class Layout:
         rows = integer("Layout.teams", "rows", rows, 0)
         slots = integer("Layout.teams", "slots", slots, 1, 2**20)
         kinds = weights if isinstance(weights, tuple | list) else (weights,)
-        hidden, products = _sizes([w.shape for w in kinds], slots)
-        dtype = jnp.dtype(promoted(*(w.dtype for w in kinds))).name
+        given = {i: w for i, w in enumerate(kinds) if w is not None}
+        hidden, products = _sizes({i: w.shape for i, w in given.items()}, slots)
+        dtype = jnp.dtype(promoted(*(w.dtype for w in given.values()))).name
         width = TILE_ROWS
         plan = make_plan(
             ScanForm(
@@ -103,11 +104,11 @@ class Layout:
         return cls(width, plan.teams, slots)
 
 
-def _sizes(shapes: Sequence[tuple[int, ...]], slots: int) -> tuple[int, int]:
+def _sizes(shapes: Mapping[int, tuple[int, ...]], slots: int) -> tuple[int, int]:
     """Units, and the most products of a kind, of weights with these shapes; or ValueError."""
-    hidden = max((shape[0] for shape in shapes if len(shape) == 2), default=0) // slots
+    hidden = max((shape[0] for shape in shapes.values() if len(shape) == 2), default=0) // slots
     products = []
-    for i, shape in enumerate(shapes):
+    for i, shape in shapes.items():
         rows, columns = shape if len(shape) == 2 and hidden else (0, 0)
         if not 0 < rows <= slots * hidden or columns == 0 or rows % hidden or columns % hidden:
             of, most = (f"[{i}]", "up to ") if len(shapes) > 1 else ("", "")
@@ -116,5 +117,5 @@ def _sizes(shapes: Sequence[tuple[int, ...]], slots: int) -> tuple[int, int]:
             )
         products.append(columns // hidden)
     if not products:
-        raise ValueError("Layout.teams: weights must be those of one kind of rows at least, got ()")
+        raise ValueError("Layout.teams: weights must be of one kind of rows at least, got none")
     return hidden, max(products)

@@ -57,7 +57,8 @@ def scan(
             too. A cell that takes fewer children than others takes those in the first slots.
         weights: ``(K h, P h)``: row ``k h + i`` is what unit i of child k is multiplied by, columns
             are the P products, h side by side; or a CSR matrix ``(P h, K h)``, which is kept in
-            dense form.
+            dense form. None for a cell without products, which reads no more of its children than
+            their carries: r is ``()``.
         carry: carries of the leaves, a pytree of arrays ``(leaves, h)``; its leaves keep their
             dtypes outside.
         script: one batch of graphs.
@@ -115,7 +116,7 @@ def scan(
     inputs, spans = _inputs(given, script)
     results = scan_bind(
         Operands(
-            stacked_weights(given.kinds, form.slots, given.h),
+            stacked_weights(given.kinds, form.slots, given.h, given.dtype),
             jnp.asarray(script.words),
             jnp.expand_dims(given.carry[-1].astype(given.dtype), 1),
             tuple(given.carry[i].astype(accumulator) for i in step.read),
