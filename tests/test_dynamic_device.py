@@ -166,7 +166,8 @@ def test_layouts_have_a_group_for_each_team():
     # Rows of several kinds, whose cells take as many children or fewer.
     one_child = jax.ShapeDtypeStruct((256, 256), jnp.bfloat16)
     layout = dynamic.Layout.teams((weights, one_child), 1200, device=H200)
-    assert layout == dynamic.Layout(width=8, groups=4, slots=2)
+    of_kinds = make_plan(dataclasses.replace(FORM, kinds=2, tiles=150, groups=0), H200)
+    assert layout == dynamic.Layout(width=8, groups=of_kinds.teams, slots=2)
     for wrong in (1280, 256), (256, 250), (768, 256), (256,), (0, 256):
         kinds = weights, jax.ShapeDtypeStruct(wrong, jnp.bfloat16)
         with pytest.raises(

@@ -128,10 +128,25 @@ int main() {
   }
   {  // rows of several kinds, whose weights are in registers, in shared memory, or in both
     constexpr auto Both = Test<TreeAdjointStep, TreeArrays, bfloat16, 24, 2,
-                               TeamOptions{8, 2, 2, 3, 1, 2, true, false, 0, 2, 2}>;
+                               TeamOptions{.units = 8,
+                                           .warps = 2,
+                                           .pointwise_warps = 2,
+                                           .stages = 3,
+                                           .register_chunks = 1,
+                                           .teams = 2,
+                                           .asks_ahead = true,
+                                           .sum_warps = 2,
+                                           .kinds = 2}>;
     Both({.script = {.tiles = 9, .kinds = 2}});
     constexpr auto Shared = Test<TreeAdjointStep, TreeArrays, float, 24, 2,
-                                 TeamOptions{8, 2, 2, 3, 0, 1, false, false, 0, 2, 3}>;
+                                 TeamOptions{.units = 8,
+                                             .warps = 2,
+                                             .pointwise_warps = 2,
+                                             .stages = 3,
+                                             .register_chunks = 0,
+                                             .teams = 1,
+                                             .sum_warps = 2,
+                                             .kinds = 3}>;
     Shared({.script = {.tiles = 9, .groups = 1, .kinds = 3}});
     Shared({.script = {.tiles = 9, .groups = 3, .kinds = 3, .is_damaged = true}});
   }

@@ -107,14 +107,35 @@ int main() {
   }
   {  // rows of several kinds, whose weights are in registers, in shared memory, or in both
     constexpr auto Both = Test<TreeStep, TreeArrays, bfloat16, 40, 2,
-                               TeamOptions{8, 1, 2, 3, 1, 1, true, false, 0, 0, 2}>;
+                               TeamOptions{.units = 8,
+                                           .warps = 1,
+                                           .pointwise_warps = 2,
+                                           .stages = 3,
+                                           .register_chunks = 1,
+                                           .teams = 1,
+                                           .asks_ahead = true,
+                                           .kinds = 2}>;
     Both({.script = {.tiles = 9, .groups = 1, .kinds = 2}});
     constexpr auto Shared = Test<TreeStep, TreeArrays, bfloat16, 24, 2,
-                                 TeamOptions{8, 2, 2, 3, 0, 2, true, false, 0, 0, 3}>;
+                                 TeamOptions{.units = 8,
+                                             .warps = 2,
+                                             .pointwise_warps = 2,
+                                             .stages = 3,
+                                             .register_chunks = 0,
+                                             .teams = 2,
+                                             .asks_ahead = true,
+                                             .kinds = 3}>;
     Shared({.script = {.tiles = 9, .kinds = 3}});
     Shared({.script = {.tiles = 9, .groups = 3, .kinds = 3, .is_damaged = true}});
     constexpr auto Exact = Test<TreeStep, TreeArrays, float, 40, 2,
-                                TeamOptions{8, 2, 2, 3, 1, 1, true, false, 0, 0, 3}>;
+                                TeamOptions{.units = 8,
+                                            .warps = 2,
+                                            .pointwise_warps = 2,
+                                            .stages = 3,
+                                            .register_chunks = 1,
+                                            .teams = 1,
+                                            .asks_ahead = true,
+                                            .kinds = 3}>;
     Exact({.script = {.tiles = 9, .groups = 1, .kinds = 3}});
   }
   {  // blocks that meet, and warps that are held up
