@@ -126,6 +126,7 @@ def plan_teams(
     emits: bool,
     products: int,
     slots: int,
+    kinds: int,
     carries: int,
     arrays: int,
     hidden: int,

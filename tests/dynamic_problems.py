@@ -79,6 +79,13 @@ def of_first_child(x, r, children):
     return {"slow": slow, "state": jnp.tanh(r[0] + slow)}
 
 
+def of_no_product(x, r, children):
+    """A cell that reads the carries of its two children and nothing else of them."""
+    first, second = children
+    slow = x[0] + first["slow"] - 0.5 * second["slow"] * second["state"]
+    return {"slow": slow, "state": jnp.sin(slow + first["state"])}
+
+
 _EVERY = {"slow": 0, "state": 0}
 _THREE = dynamic.cell(children=3)(of_every_child)
 # name -> (cells, products of each, gates of x, a carry's form)
@@ -88,6 +95,13 @@ CELLS = {
     "every_child": (_THREE, 3, 1, _EVERY),
     "chain": (dynamic.chain(recurrent.GRU), 3, 3, 0),
     "two_cells": ((_THREE, dynamic.cell(children=1)(of_first_child)), (3, 1), 1, _EVERY),
+    "without_products": (dynamic.cell(children=2)(of_no_product), 0, 1, _EVERY),
+    "one_without_products": (
+        (dynamic.cell(children=2)(of_no_product), dynamic.cell(children=1)(of_first_child)),
+        (0, 1),
+        1,
+        _EVERY,
+    ),
     "two_directions": ((dynamic.chain(recurrent.LSTM),) * 2, (4, 4), 4, (0, 0)),
 }
 
@@ -124,10 +138,10 @@ class Problem(NamedTuple):
         xs = None if xs is None else jnp.append(xs, jnp.zeros_like(xs[:1]), 0)
 
         def of_kind(cell, w, b, children, x):
-            r = children[-1][: cell.children].reshape(-1) @ w + b
+            r = () if w is None else children[-1][: cell.children].reshape(-1) @ w + b
             carry = cell(
                 () if x is None else tuple(x.reshape(-1, h)),
-                tuple(r.reshape(-1, h)),
+                () if w is None else tuple(r.reshape(-1, h)),
                 tuple(
                     jax.tree.unflatten(tree, [c[k] for c in children]) for k in range(cell.children)
                 ),
@@ -196,9 +210,10 @@ def problem(name, *, leaves=4, tiles=4, width=3, h=3, dtype=jnp.float64, seed=0)
         return jax.tree.map(lambda x: jnp.asarray(x, dtype), tree)
 
     weights = [
-        draw(c.children * h, p * h) * (0.5 / np.sqrt(h)) for c, p in zip(every, counts, strict=True)
+        draw(c.children * h, p * h) * (0.5 / np.sqrt(h)) if p else None
+        for c, p in zip(every, counts, strict=True)
     ]
-    bias = [draw(p * h) / 2 for p in counts]
+    bias = [draw(p * h) / 2 if p else None for p in counts]
     carry = jax.tree.map(lambda _: np.append(draw(leaves, h), np.full((1, h), np.nan), 0), form)
     xs = (
         np.append(draw(inputs - 1, gates * h), np.full((1, gates * h), np.nan), 0)

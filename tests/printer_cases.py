@@ -250,6 +250,18 @@ CASES = [
         "switch",
         lambda x: lax.switch(x.astype(i32), [lambda x: x, jnp.negative, lambda x: x * x], x),
     ),
+    # Its branches keep other values for the derivative each, of which some are NaN elsewhere.
+    Case(
+        "derivative_of_a_switch",
+        jax.grad(
+            lambda x: lax.switch(
+                (x > 1).astype(i32) + (x > 3).astype(i32),
+                [lax.sin, lambda x: lax.sqrt(x - 1), lambda x: x * x / 4],
+                x,
+            )
+        ),
+        bound=3,
+    ),
     # Integers.
     on_integers("add_ints", lax.add),
     on_integers("sub_ints", lax.sub),

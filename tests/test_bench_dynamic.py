@@ -32,8 +32,9 @@ from benchmarks.dynamic.batches import Scripts
 from benchmarks.dynamic.cases import DynamicCase, are_compiled
 from benchmarks.dynamic.implementations import IMPLEMENTATIONS
 from benchmarks.panels import panels
-from jaxsparse import dynamic
+from jaxsparse import H200, dynamic, explain
 from jaxsparse.dynamic.packing import pack_numpy
+from jaxsparse.dynamic.plan import Plan
 
 
 @pytest.fixture(autouse=True)
@@ -270,6 +271,22 @@ def test_programs_of_the_next_problems_are_built_with_those_of_the_first():
     assert second._built("pack") is built and are_compiled([first])  # it was measured
 
 
+def test_kernels_take_both_directions():
+    """Each scan of a net of words and letters, and its gradient, is one launch."""
+    problem = replace(small("bilstm_letters"), hidden=32)
+    (step,), batches = problem.groups()[0], Scripts(teams="bfloat16")
+    batch = batches.one(problem, step, batches.room(problem, [step]))
+    params = {k: jnp.bfloat16(x) for k, x in problem.net.parameters(problem.sizes).items()}
+    rows = params.pop("table")[batch.script.input("word")]
+    loss = functools.partial(
+        problem.net.loss, functools.partial(dynamic.scan, implementation="cuda")
+    )
+    gradient = jax.grad(lambda params: loss(params, rows, batch)[0])
+    found = [e for e in explain(gradient, params, device=H200) if e.operation == "dynamic_scan"]
+    assert len(found) == 4
+    assert all(isinstance(e.plan, Plan) and "2 kinds" in e.problem for e in found)
+
+
 def test_weights_are_counted():
     """Two reads of all weights a tile; of a kernel, two launches of each team."""
     problem = small("tree_lstm", batch=1)
@@ -283,6 +300,10 @@ def test_weights_are_counted():
     teams = Scripts(teams="bfloat16").layout(large).groups
     found = counted.weight_bytes(large, "jaxsparse-teams", "bfloat16", "training")
     assert found == 2 * teams * 2 * 5 * 256 * 256 * 2
+    both = replace(small("bilstm", batch=1), hidden=256)
+    teams = Scripts(teams="bfloat16").layout(both).groups
+    found = counted.weight_bytes(both, "jaxsparse-teams", "bfloat16", "forward")
+    assert found == 2 * teams * 4 * 256 * 256 * 2  # of each direction
     odd = replace(problem, hidden=7)  # for which there is no kernel
     assert counted.weight_bytes(odd, "jaxsparse-teams", "bfloat16", "training") is None
     assert counted.weight_bytes(problem, "torch", "float32", "forward") is None

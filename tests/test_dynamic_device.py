@@ -30,20 +30,29 @@ class Case:
 
     def __init__(self, name, h, dtype, *, graphs=12, rows=30, groups=3, width=8, seed=0):
         self.cell, products, gates, tree = CELLS[name]
+        several = isinstance(self.cell, tuple)
+        cells, products = (x if several else (x,) for x in (self.cell, products))
         rng = np.random.default_rng(seed)
-        slots = self.cell.children
-        arrays = random_arrays(rng, graphs=graphs, most_rows=rows, slots=slots)
+        slots = max(cell.children for cell in cells)
+        arrays = random_arrays(rng, graphs=graphs, most_rows=rows, slots=slots, kinds=len(cells))
         self.graphs = dynamic.Graphs.from_arrays(**arrays)
         layout = dynamic.Layout(width=width, groups=groups, slots=slots)
         self.script = dynamic.pack(self.graphs, range(graphs), layout)
         form = self.script.form
         draw = rng.standard_normal
-        self.weights = jnp.asarray(draw((slots * h, products * h)) / np.sqrt(2 * slots * h), dtype)
+
+        def of_kinds(make):
+            made = [make(cell.children * h, p * h) for cell, p in zip(cells, products, strict=True)]
+            return tuple(made) if several else made[0]
+
+        self.weights = of_kinds(
+            lambda k, p: jnp.asarray(draw((k, p)) / np.sqrt(2 * slots * h), dtype)
+        )
         count = jax.tree.structure(tree).num_leaves
         leaves = [jnp.asarray(draw((form.leaves, h)), jnp.float32) for _ in range(count)]
         leaves[-1] = jnp.tanh(leaves[-1]).astype(dtype)
         self.carry = jax.tree.unflatten(jax.tree.structure(tree), leaves)
-        self.bias = jnp.asarray(draw(products * h) / 2, jnp.float32)
+        self.bias = of_kinds(lambda _, p: jnp.asarray(draw(p) / 2, jnp.float32))
         self.xs = jnp.asarray(draw((form.inputs, gates * h)), dtype) if gates else None
 
     @property
@@ -82,6 +91,20 @@ def test_teams_fill_the_gpu():
     assert alone.teams == 1 and alone.tile_microseconds < plan.tile_microseconds
 
 
+def test_kinds_of_rows_share_a_block():
+    """Their weights are in registers where these hold all, or else in shared memory."""
+    chains = dataclasses.replace(FORM, products=4, slots=1, kinds=2)
+    both, one = (make_plan(dataclasses.replace(chains, kinds=kinds), H200) for kinds in (2, 1))
+    assert (both.teams, both.blocks, both.in_registers) == (8, 16, 1.0), both
+    assert both.tile_microseconds == one.tile_microseconds
+    many = make_plan(dataclasses.replace(chains, kinds=6), H200)
+    assert many.in_registers == 0 and many.tile_microseconds > one.tile_microseconds
+    # As many bytes as the weights of all kinds take of 16 blocks at least.
+    assert many.blocks * many.shared_bytes > 6 * 4 * 256 * 256 * 2
+    none = make_plan(dataclasses.replace(FORM, kinds=40), H200)
+    assert "40 x 2 x 256 x 5 x 256 weights don't fit" in none.reason
+
+
 @pytest.mark.parametrize("emits", [False, True])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_plans_fit(emits, dtype):
@@ -94,6 +117,7 @@ def test_plans_fit(emits, dtype):
             emits=emits,
             products=int(rng.integers(1, 9)),
             slots=int(rng.integers(1, 5)),
+            kinds=int(rng.choice([1, 1, 2, 6])),
             carries=int(rng.integers(0, 3)),
             hidden=8 * int(rng.integers(1, 130)),
             tiles=int(rng.integers(1, 3000)),
@@ -107,7 +131,8 @@ def test_plans_fit(emits, dtype):
             assert "don't fit the registers and shared memory" in plan.reason
             # Of a block with as few units as there can be; FMA has a tile's states there, too.
             units = 8 * -(-form.hidden // 8 // small.multiprocessors)
-            weights = jnp.dtype(dtype).itemsize * form.products * form.slots * form.hidden * units
+            matrix = form.products * form.slots * form.hidden * units
+            weights = jnp.dtype(dtype).itemsize * form.kinds * matrix
             columns = form.hidden * (form.products if emits else form.slots)
             states = 8 * 4 * columns if dtype == "float32" else 0
             assert weights + states > 0.5 * small.shared_bytes, (form, small)
@@ -116,6 +141,7 @@ def test_plans_fit(emits, dtype):
         assert plan.teams * plan.blocks <= small.multiprocessors
         assert plan.teams <= form.groups or form.groups == 0
         assert plan.shared_bytes <= small.shared_bytes and plan.threads <= 1024
+        assert plan.in_registers == 0 or form.kinds <= 4
         config = dict(re.findall(r"\.(\w+) = (\d+)", plan.constants))
         config = {name: int(value) for name, value in config.items()}
         assert config["units"] * plan.blocks >= form.hidden > config["units"] * (plan.blocks - 1)
@@ -149,6 +175,22 @@ def test_layouts_have_a_group_for_each_team():
         dynamic.Layout.teams(jax.ShapeDtypeStruct((8192, 20480), "bfloat16"), 9, device=H200)
     with pytest.raises(ValueError, match=r"must be \(K h, P h\) with K = 3, got \(512, 1280\)"):
         dynamic.Layout.teams(weights, 9, 3)
+    # Rows of several kinds, whose cells take as many children or fewer.
+    one_child = jax.ShapeDtypeStruct((256, 256), jnp.bfloat16)
+    layout = dynamic.Layout.teams((weights, one_child), 1200, device=H200)
+    of_kinds = make_plan(dataclasses.replace(FORM, kinds=2, tiles=150, groups=0), H200)
+    assert layout == dynamic.Layout(width=8, groups=of_kinds.teams, slots=2)
+    for wrong in (1280, 256), (256, 250), (768, 256), (256,), (0, 256):
+        kinds = weights, jax.ShapeDtypeStruct(wrong, jnp.bfloat16)
+        with pytest.raises(
+            ValueError, match=r"weights\[\d\] must be \(K h, P h\) with K = up to 2"
+        ):
+            dynamic.Layout.teams(kinds, 9)
+    with_none = dynamic.Layout.teams((weights, None), 1200, device=H200)
+    assert with_none == layout
+    for none in (), None, (None, None):
+        with pytest.raises(ValueError, match="of one kind of rows at least"):
+            dynamic.Layout.teams(none, 9)
 
 
 def test_what_no_kernel_takes():
@@ -158,7 +200,7 @@ def test_what_no_kernel_takes():
         return plan.reason
 
     assert "tiles of 8 rows, and the script's have 16" in reason(width=16)
-    assert "rows of 2 kinds" in reason(kinds=2)
+    assert "cells without products" in reason(products=0)
     assert "one dtype" in reason(weight_dtype="float32")
     assert "250 units are no multiple of 8" in reason(hidden=250)
     assert "don't fit" in reason(hidden=4096)
@@ -184,6 +226,11 @@ def test_explain_says_the_plan():
         device=H200,
     )
     assert "a loop of XLA over tiles, because it is predicted to take about" in str(batch)
+    kinds = Case("two_cells", 64, jnp.bfloat16)
+    (of_kinds,) = explain(
+        functools.partial(kinds.scan, implementation="cuda"), kinds.operands, device=H200
+    )
+    assert isinstance(of_kinds.plan, Plan) and "2 kinds" in of_kinds.problem
     wide = Case("tree_lstm", 64, jnp.bfloat16, width=16)
     (refused,) = explain(
         functools.partial(wide.scan, implementation="cuda"), wide.operands, device=H200
@@ -197,6 +244,8 @@ def test_explain_says_the_plan():
         ("tree_lstm", "bfloat16", VARIANTS[0], 0),
         ("every_child", "float16", VARIANTS[1], 1000),
         ("chain", "float32", "team_fma", 0),
+        ("two_directions", "bfloat16", VARIANTS[0], 0),
+        ("two_cells", "float32", "team_fma", 0),
     ],
 )
 def test_every_kind_of_kernel_compiles(name, dtype, variant, delay, monkeypatch):
@@ -236,7 +285,10 @@ def both(case, function, **options):
         ("float32", "team_fma_barrier"),
     ],
 )
-@pytest.mark.parametrize("name", ["tree_lstm", "tree_lstm_with_x", "every_child", "chain"])
+@pytest.mark.parametrize(
+    "name",
+    ["tree_lstm", "tree_lstm_with_x", "every_child", "chain", "two_cells", "two_directions"],
+)
 def test_agrees_with_the_plain_path(name, dtype, variant):
     """Values, gradients of all operands, and the same bits each time."""
     case = Case(name, 72, jnp.dtype(dtype))

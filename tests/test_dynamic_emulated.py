@@ -12,6 +12,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import sanitized
 from test_device_emulated import OPTIONS
 from test_dynamic_device import Case
@@ -43,7 +44,7 @@ def emulated(eqn, operands, folder):
     launch = said["scans"], said["blocks"], said["threads"], said["shared_bytes"]
     sizes = [
         *(int(said["emits"]), said["products"], hidden, said["carries"]),
-        *(form.leaves, form.tiles, form.slots, form.groups, said["window"], *launch),
+        *(form.leaves, form.tiles, form.slots, form.groups, form.kinds, said["window"], *launch),
         *(len(operands), len(results)),
         *(a.size * a.dtype.itemsize for a in results),
     ]
@@ -87,9 +88,22 @@ def evaluated(jaxpr, consts, arguments, run):
     return [read(x) for x in jaxpr.outvars]
 
 
-def test_a_program(tmp_path):
-    """Rows of three children that read two carries of each, with inputs, and their gradients."""
-    case = Case("every_child", 24, jnp.bfloat16, graphs=6, rows=14)
+@pytest.mark.parametrize(
+    "name, dtype",
+    [
+        # Three children of a row, which reads two carries of each, and inputs.
+        ("every_child", "bfloat16"),
+        # Beside these rows whose cell takes one child and one product: of their zeros the first
+        # cell would make NaN.
+        ("two_cells", "bfloat16"),
+        ("two_directions", "float32"),
+    ],
+)
+def test_a_program(name, dtype, tmp_path):
+    """States, and gradients of all operands."""
+    case = Case(name, 24, jnp.dtype(dtype), graphs=6, rows=14)
+    kinds = {int(kind) for kind in case.script.kinds[: int(case.script.used_tiles)]}
+    assert len(kinds) == case.script.form.kinds
 
     def program(operands, implementation):
         def loss(operands):
@@ -114,4 +128,5 @@ def test_a_program(tmp_path):
     for a, b in zip(got, expected, strict=True):
         a, b = (np.asarray(x, np.float32) for x in (a, b))
         assert np.abs(b).max() > 0.1
-        np.testing.assert_allclose(a, b, rtol=2e-2, atol=2e-2 * np.abs(b).max())
+        tolerance = 2e-2 if dtype == "bfloat16" else 1e-5
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * np.abs(b).max())

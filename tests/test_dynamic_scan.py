@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checks import PLATFORM
-from dynamic_problems import CELLS, finite, problem, script_of
+from dynamic_problems import CELLS, finite, of_no_product, problem, script_of
 from jax.test_util import check_grads
 from recurrent_problems import compiled
 
@@ -315,6 +315,7 @@ ERRORS = {
     "weights of kinds": (ValueError, "tuple of as many", ((TREE, TREE), W, (H, H), SCRIPT)),
     "rows of weights": (ValueError, r"weights must be \(K h, P h\)", (TREE, W[:3], (H, H), SCRIPT)),
     "columns of weights": (ValueError, "weights must be", (TREE, W[:, :4], (H, H), SCRIPT)),
+    "no columns of weights": (ValueError, "or None for", (TREE, W[:, :0], (H, H), SCRIPT)),
     "dtype": (TypeError, "weights", (TREE, W.astype(int), (H, H), SCRIPT)),
     "leaves": (ValueError, r"shape \(leaves, h\) = \(2, 3\)", (TREE, W, (H[:1], H), SCRIPT)),
     "xs without inputs": (ValueError, "no row of the script has", (TREE, W, (H, H), SCRIPT, W)),
@@ -356,6 +357,10 @@ def test_other_errors():
     ):
         with pytest.raises(ValueError, match=re.escape(message)):
             dynamic.scan(*operands, **options)
+    adding = dynamic.cell(children=2)(of_no_product)
+    carry = {"slow": H, "state": H}
+    with pytest.raises(ValueError, match="bias is given, but there are no products for it"):
+        dynamic.scan(adding, None, carry, WITH_X, jnp.ones((1, 3)), bias=jnp.ones(0))
     for children, error in ((0, ValueError), (1.0, TypeError), (True, TypeError)):
         with pytest.raises(error, match=r"dynamic\.cell: children must be"):
             dynamic.cell(children=children)

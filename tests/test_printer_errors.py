@@ -45,6 +45,11 @@ def test_unsupported_primitives_are_named():
         (lambda x: x.astype(jnp.int8).astype(f32), "dtype int8, .* in 'convert_element_type'"),
         (lambda x: lax.integer_pow(x.astype(i32), 3).astype(f32), "of int32, .*'integer_pow'"),
         (lambda x: lax.bitcast_convert_type(x, i32).astype(jnp.complex64).real, "complex64"),
+        (lambda x: lax.cond(x > 0, lambda: lax.lgamma(x), lambda: x), "uses 'lgamma'"),
+        (
+            lambda x: lax.cond(x > 0, lambda: jnp.sum(jnp.stack([x, x])), lambda: x),
+            r"shape \(2,\), .*'reduce_sum'",
+        ),
         (lambda x: lax.while_loop(lambda y: y < 3, lambda y: y + 1, x), "uses 'while'"),
         (lambda x: jax.random.uniform(KEY) * x, "a random key"),
         (lambda x: (jax.debug.callback(print, x), x)[1], "uses 'debug_callback'"),

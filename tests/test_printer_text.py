@@ -184,6 +184,57 @@ def test_constant_predicates_choose():
     ]
 
 
+def test_branches_are_run_alone():
+    """Nothing of a branch is printed outside, nor what no result needs."""
+
+    def function(x, y, kind):
+        def first(x, y):
+            return jnp.sin(x), y, jnp.cosh(x), jnp.cos(x)
+
+        def second(x, y):
+            nested = lax.cond(x > y, lambda: x, lambda: jnp.tan(x))
+            return nested, y, jnp.sinh(x), 2.0
+
+        used, same, _, other = lax.switch(kind.astype(np.int32), [first, second], x, y)
+        chosen = lax.cond(True, lambda: x * 2, lambda: jnp.exp(x))
+        return used, same, other, chosen
+
+    text = print_step(
+        traced(function, *[f32(0)] * 3),
+        name="S", products=3, states=4, carries=0, inputs=0, outputs=0,
+    )  # fmt: skip
+    lines = [line[4:] for line in text.splitlines()]
+    assert lines[lines.index("const float p2 = product[2];") + 1 : -2] == [
+        "const int v0 = ops::ToInt(p2);",
+        "const int v1 = ops::Min(ops::Max(v0, 0), 1);",
+        "float v2;",
+        "float v3;",
+        "if (v1 <= 0) {",
+        "  const float v4 = sinf(p0);",
+        "  const float v5 = cosf(p0);",
+        "  v2 = v4;",
+        "  v3 = v5;",
+        "} else {",
+        "  const bool v6 = p0 > p1;",
+        "  const int v7 = static_cast<int>(v6);",
+        "  float v8;",
+        "  if (v7 <= 0) {",
+        "    const float v9 = tanf(p0);",
+        "    v8 = v9;",
+        "  } else {",
+        "    v8 = p0;",
+        "  }",
+        "  v2 = v8;",
+        "  v3 = 2.0f;",
+        "}",
+        "const float v10 = p0 * 2.0f;",
+        "state[0] = v2;",
+        "state[1] = p1;",
+        "state[2] = v3;",
+        "state[3] = v10;",
+    ]
+
+
 @pytest.mark.parametrize(
     "value, text",
     [

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from benchmarks.dynamic import datasets
-from benchmarks.dynamic.models import Batch
+from benchmarks.dynamic.models import Batch, letter_units
 from benchmarks.dynamic.problems import Problem
 from jaxsparse import dynamic
 
@@ -50,14 +50,17 @@ class Scripts:
     packer: Packer = dynamic.pack
     teams: str = ""
 
-    def layout(self, problem: Problem) -> dynamic.Layout:
-        """How scripts are cut."""
-        net, h = problem.net, problem.hidden
+    def layout(self, problem: Problem, hidden: int | None = None) -> dynamic.Layout:
+        """How scripts are cut; ``hidden`` units, if the scan has not as many as the problem says.
+
+        Each direction is a kind of rows, with weights of its own.
+        """
+        net, h = problem.net, hidden or problem.hidden
         slots = net.slots
         if self.teams:
-            one = jax.ShapeDtypeStruct((slots * h, net.products * h), self.teams)
-            weights = one if net.directions == 1 else (one,) * net.directions
-            return dynamic.Layout.teams(weights, round(problem.batch_rows), slots)
+            weights = jax.ShapeDtypeStruct((slots * h, net.products * h), self.teams)
+            kinds = (weights,) * net.directions
+            return dynamic.Layout.teams(kinds, round(problem.batch_rows), slots)
         if self.width is None:
             graphs, rows = problem.batch * net.directions, problem.level_rows
             # Graphs whose levels have many rows are as so many narrow ones.
@@ -80,8 +83,9 @@ class Scripts:
         return self._packed(problem, step, room)
 
     def _packed(self, problem: Problem, step: np.ndarray, room: Batch) -> Batch:
-        layout, graphs = self.layout(problem), problem.graphs
-        script = self.packer(graphs, problem.ids(step), layout, form=room.script)
+        script = self.packer(
+            problem.graphs, problem.ids(step), self.layout(problem), form=room.script
+        )
         if problem.model != "bilstm_letters":
             return Batch(script)
         letters = datasets.two_directions(problem.source, "letters")
@@ -89,6 +93,8 @@ class Scripts:
         rare = datasets.rare_words(problem.source)
         own = np.concatenate([np.zeros(0, np.int64), *map(rare.of, step)])
         ids = np.concatenate([own, own + half])
+        # Rare words have about as many letters as sentences have words.
+        layout = self.layout(problem, letter_units(problem.hidden))
         return Batch(script, self.packer(letters, ids, layout, form=room.letters))
 
     def logits(self, problem: Problem, step: np.ndarray, logits: np.ndarray) -> np.ndarray:

@@ -33,9 +33,9 @@ def weight_bytes(problem: Problem, implementation: str, dtype: str, passed: str)
 
 
 def _teams(problem: Problem, dtype: str, loads: int) -> float | None:
-    """So many bytes for each team of blocks; None if there is no kernel."""
+    """So many bytes of each kind of rows for each team of blocks; None if there is no kernel."""
     groups = if_known(lambda: Scripts(teams=dtype).layout(problem).groups)
-    return None if groups is None else float(loads * groups)
+    return None if groups is None else float(loads * groups * problem.net.directions)
 
 
 def _width(implementation: str) -> int | None:

@@ -298,8 +298,13 @@ def _tag_shapes(sizes: Sizes) -> dict[str, tuple[int, ...]]:
     }
 
 
+def letter_units(hidden: int) -> int:
+    """Units of the scan over letters."""
+    return hidden // 4
+
+
 def _spelled_tag_shapes(sizes: Sizes) -> dict[str, tuple[int, ...]]:
-    h = e = sizes.hidden // 4
+    h = e = letter_units(sizes.hidden)
     own = {"letter_input": (e, 4 * h), "letter_weights": (h, 4 * h), "letter_bias": (4 * h,)}
     return {
         **_tag_shapes(sizes),

@@ -28,7 +28,7 @@ struct DynamicScanCall {
 
   int64_t state_bytes = 0;  // of an element
   int64_t states_of_row = 1;
-  int64_t weight_row_stride = 0, weight_column_stride = 0;
+  int64_t weight_row_stride = 0, weight_column_stride = 0, weight_kind_bytes = 0;
   Array weights, script, states, leaf_states, leaf_sums;
   std::vector<Array> leaf_carries, carries;  // float32; where rows emit, the latter are workspace
   ScanArrays arrays;                         // inputs and outputs
@@ -76,9 +76,10 @@ void ParseArrays(CallParser& call, DynamicScanCall* c) {
   if (!call.ok()) return;
   c->state_bytes = SizeOf(DTypeOf(dtype));
   const int64_t columns = products * h.size;
-  c->weights = call.Operand("weights", dtype, {1, c->form.slots * h.size, columns});
+  c->weights = call.Operand("weights", dtype, {c->form.kinds, c->form.slots * h.size, columns});
   c->weight_row_stride = c->emits ? columns : 1;
   c->weight_column_stride = c->emits ? 1 : columns;
+  c->weight_kind_bytes = c->form.slots * h.size * columns * c->state_bytes;
   c->script = call.Operand("script", int32, {words});
   if (call.ok() && words.size < c->form.RootsAt()) {
     call.Fail("a script of its sizes has " + std::to_string(c->form.RootsAt()) +
@@ -120,6 +121,7 @@ GraphScanProblem ProblemOf(const DynamicScanCall& c, int64_t entry) {
   p.tiles = static_cast<int32_t>(c.form.tiles);
   p.groups = static_cast<int32_t>(c.form.groups);
   p.weights = {at(c.weights, c.state_bytes), c.weight_row_stride, c.weight_column_stride};
+  p.weight_kind_bytes = c.weight_kind_bytes;
   p.states = at(c.states, c.state_bytes);
   const auto sums_at = [&](int64_t array) {
     return reinterpret_cast<float*>(c.workspace + workspace.SumsAt(array));
@@ -183,6 +185,7 @@ struct DynamicScanOperation {
     c->form.width = kTileRows;
     c->form.slots = call.Integer("slots", 1, kMaxGraphArrays);
     c->form.groups = call.Integer("script_groups", 1, kMostIndex);
+    c->form.kinds = call.Integer("kinds", 1, kMostIndex);
     ParseArrays(call, c);
     c->batch = call.batch();
     ScanLaunches launches;

@@ -12,6 +12,8 @@
 //   sum of source(row, k) += sum over (g, c) of weights[(k, unit), (g, c)] * states[g][c]
 //   sums of carries of source(row, k) += the carries for it
 //
+// The rows of a tile are of one kind, and each kind has weights of its own.
+//
 // What decides the use of registers is a template argument of the kernel; what is here may change
 // between launches of one kernel, the sizes of a script among it.
 #pragma once
@@ -40,7 +42,9 @@ struct GraphScanProblem {
   int32_t tiles = 0;
   int32_t groups = 0;
 
-  DenseWeights weights;  // rows (g, unit) and columns (k, c), or (k, unit) and (g, c)
+  // Of rows of the first kind: rows (g, unit) and columns (k, c), or (k, unit) and (g, c).
+  DenseWeights weights;
+  int64_t weight_kind_bytes = 0;  // from a kind's to those of the next one
   GraphInput inputs[kMaxGraphArrays];
   const void* leaf_states = nullptr;          // state dtype (leaves, h); where rows gather
   float* leaf_carries[kMaxGraphArrays] = {};  // (leaves, h) each; where rows emit, sums as below

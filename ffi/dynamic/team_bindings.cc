@@ -39,12 +39,13 @@ nb::object Described(const TeamChoice& choice) {
 
 // (the best plan or None, why there is none).
 nb::tuple PlanDescribedTeams(const std::string& variant, bool emits, int64_t products,
-                             int64_t slots, int64_t carries, int64_t arrays, int64_t hidden,
-                             int64_t tiles, int64_t groups, const std::string& dtype,
-                             int multiprocessors, int64_t shared_bytes) {
+                             int64_t slots, int64_t kinds, int64_t carries, int64_t arrays,
+                             int64_t hidden, int64_t tiles, int64_t groups,
+                             const std::string& dtype, int multiprocessors, int64_t shared_bytes) {
   constexpr int64_t kMost = int64_t{1} << 20;
-  if (std::min({products, slots, hidden}) < 1 || std::min({carries, arrays, tiles, groups}) < 0 ||
-      std::max({products, slots, hidden, carries, arrays, groups}) > kMost) {
+  if (std::min({products, slots, kinds, hidden}) < 1 ||
+      std::min({carries, arrays, tiles, groups}) < 0 ||
+      std::max({products, slots, kinds, hidden, carries, arrays, groups}) > kMost) {
     throw nb::value_error("the sizes of a scan over graphs are out of range");
   }
   const auto* named = std::find_if(std::begin(kScanDTypes), std::end(kScanDTypes),
@@ -52,8 +53,8 @@ nb::tuple PlanDescribedTeams(const std::string& variant, bool emits, int64_t pro
   if (named == std::end(kScanDTypes)) {
     throw nb::value_error(("scans have no states or weights of " + dtype).c_str());
   }
-  const GraphScanForm form{emits,  products, slots,  carries,     arrays,
-                           hidden, tiles,    groups, named->value};
+  const GraphScanForm form{emits,  products, slots, kinds,  carries,
+                           arrays, hidden,   tiles, groups, named->value};
   const Gpu gpu{.multiprocessors = multiprocessors, .shared_bytes = shared_bytes};
   const TeamChoice choice = PlanTeams(form, gpu, variant);
   return nb::make_tuple(Described(choice), choice.reason);
@@ -68,8 +69,8 @@ int64_t WorkspaceBytes(int64_t teams, int64_t sums, int64_t rows, int64_t hidden
 
 void BindTeams(nb::module_& m) {
   m.def("plan_teams", PlanDescribedTeams, nb::arg("variant"), nb::kw_only(), nb::arg("emits"),
-        nb::arg("products"), nb::arg("slots"), nb::arg("carries"), nb::arg("arrays"),
-        nb::arg("hidden"), nb::arg("tiles"), nb::arg("groups"), nb::arg("dtype"),
+        nb::arg("products"), nb::arg("slots"), nb::arg("kinds"), nb::arg("carries"),
+        nb::arg("arrays"), nb::arg("hidden"), nb::arg("tiles"), nb::arg("groups"), nb::arg("dtype"),
         nb::arg("multiprocessors"), nb::arg("shared_bytes"));
   m.def("team_workspace_bytes", WorkspaceBytes, nb::kw_only(), nb::arg("teams"), nb::arg("sums"),
         nb::arg("rows"), nb::arg("hidden"));

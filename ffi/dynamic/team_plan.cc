@@ -37,6 +37,8 @@ constexpr int kPassingRegisters = 16, kMoreWhereRowsEmit = 8;
 constexpr int kMostSets = 2;
 // Tiles: where rows gather, farther children are few.
 constexpr int kMostGatheringWindow = 64, kMostEmittingWindow = 128, kLeastEmittingWindow = 8;
+// Of rows, whose weights may lie in registers: each of them has code of its own.
+constexpr int kMostRegisterKinds = 4;
 constexpr int64_t kMostBlockWeights = 1 << 25;  // far more than any block has room for
 
 double Double(int64_t x) { return static_cast<double>(x); }
@@ -68,21 +70,25 @@ void DistributeRegisters(const GraphScanForm& form, TeamConfig* config) {
     config->sum_registers = config->sum_warps > 0 ? of_sums : 0;
   }
   const int for_weights = product - sizes.other_registers;
-  const bool all_fit = for_weights >= sizes.weight_chunks * sizes.chunk_registers;
+  // Of all kinds.
+  const int chunk_registers = sizes.kinds * sizes.chunk_registers;
+  const bool all_fit = for_weights >= sizes.weight_chunks * chunk_registers;
   // Those of a chunk that come from shared memory pass through some.
   const int passing =
       std::min(sizes.chunk_registers, kPassingRegisters) + (form.emits ? kMoreWhereRowsEmit : 0);
   config->register_chunks =
       all_fit ? sizes.weight_chunks
-              : std::clamp((for_weights - passing) / sizes.chunk_registers, 0, sizes.weight_chunks);
+              : std::clamp((for_weights - passing) / chunk_registers, 0, sizes.weight_chunks);
+  if (sizes.kinds > kMostRegisterKinds) config->register_chunks = 0;
 }
 
 std::string ExpressionOf(const TeamConfig& c) {
   return ConfigExpression(
       "TeamConfig",
       {Field("row_parts", c.row_parts), Field("column_parts", c.column_parts),
-       Field("state_bytes", c.state_bytes), Field("hidden", c.hidden), Field("units", c.units),
-       Field("warps", c.warps), Field("pointwise_warps", c.pointwise_warps), Field("sets", c.sets),
+       Field("kinds", c.kinds), Field("state_bytes", c.state_bytes), Field("hidden", c.hidden),
+       Field("units", c.units), Field("warps", c.warps),
+       Field("pointwise_warps", c.pointwise_warps), Field("sets", c.sets),
        Field("carries", c.carries), Field("sum_warps", c.sum_warps), Field("passed", c.passed),
        Field("window", c.window), Field("stages", c.stages),
        Field("register_chunks", c.register_chunks), Field("asks_ahead", c.asks_ahead),
@@ -104,7 +110,7 @@ std::string ConstantsOf(const TeamConfig& config, const GraphScanForm& form, int
 
 // Of a tile, in a block.
 double ProductMicroseconds(const TeamSizes& sizes) {
-  const double of_shared = Double(sizes.states_at - sizes.weights_at) / 128;
+  const double of_shared = Double(sizes.kind_bytes) / 128;
   if (sizes.tensor_cores) {
     const int64_t count = int64_t{2} * sizes.loads * sizes.row_tiles * sizes.warps;
     return (Double(count) * kClocksOfMma + of_shared) / kClocks;
@@ -166,6 +172,7 @@ std::optional<TeamPlan> PlanOf(const TeamVariant& variant, const GraphScanForm& 
   TeamConfig config;
   config.row_parts = static_cast<int>(form.emits ? form.slots : form.products);
   config.column_parts = static_cast<int>(form.emits ? form.products : form.slots);
+  config.kinds = static_cast<int>(form.kinds);
   config.state_bytes = static_cast<int>(SizeOf(form.dtype));
   config.hidden = static_cast<int>(form.hidden);
   config.units = static_cast<int>(units);
@@ -236,7 +243,7 @@ TeamChoice PlanTeams(const GraphScanForm& form, const Gpu& gpu, const std::strin
         // Blocks whose last one has hardly any units are those of fewer units.
         const int64_t blocks = CeilDivide(form.hidden, units);
         if (units > 8 && CeilDivide(form.hidden, units - 8) == blocks) continue;
-        if (Double(form.products * form.slots) * Double(form.hidden) * Double(units) >
+        if (Double(form.kinds * form.products * form.slots) * Double(form.hidden) * Double(units) >
             Double(kMostBlockWeights)) {
           break;
         }
@@ -249,7 +256,8 @@ TeamChoice PlanTeams(const GraphScanForm& form, const Gpu& gpu, const std::strin
       }
       if (!choice.best) {
         const std::string hidden = std::to_string(form.hidden);
-        reason = std::to_string(form.slots) + " x " + hidden + " x " +
+        const std::string kinds = form.kinds > 1 ? std::to_string(form.kinds) + " x " : "";
+        reason = kinds + std::to_string(form.slots) + " x " + hidden + " x " +
                  std::to_string(form.products) + " x " + hidden +
                  " weights don't fit the registers and shared memory of " +
                  std::to_string(gpu.multiprocessors) + " multiprocessors";

@@ -16,6 +16,7 @@ struct GraphScanForm {
   bool emits = false;    // or gathers
   int64_t products = 1;  // of a cell
   int64_t slots = 1;     // children of a row
+  int64_t kinds = 1;     // of rows, which have weights each
   int64_t carries = 0;   // of a row
   int64_t arrays = 0;    // what the pointwise step reads and writes for a unit beside products
   int64_t hidden = 1;

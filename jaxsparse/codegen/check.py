@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from jax.extend.core import ClosedJaxpr
 
-from jaxsparse.codegen.flatten import flatten, live, used
+from jaxsparse.codegen.flatten import flatten, live
 from jaxsparse.codegen.operations import (
     KINDS,
     PRIMITIVES,
@@ -15,7 +15,7 @@ from jaxsparse.codegen.operations import (
     UnsupportedError,
     expression,
 )
-from jaxsparse.codegen.program import Equation, Program, Value
+from jaxsparse.codegen.program import Equation, Program, Value, used
 
 
 def check_pointwise(jaxpr: ClosedJaxpr, operation: str) -> None:
@@ -50,7 +50,8 @@ def checked_program(
 
 def _problems(program: Program, dtypes: Sequence[str]) -> list[str]:
     problems = []
-    unsupported = {equation.primitive for equation in program.equations} - set(PRIMITIVES)
+    equations = list(program.every_equation())
+    unsupported = {equation.primitive for equation in equations} - set(PRIMITIVES)
     if unsupported:
         # What does nothing to a scalar is not what somebody looks for here.
         supported = [
@@ -60,7 +61,7 @@ def _problems(program: Program, dtypes: Sequence[str]) -> list[str]:
             f"the cell uses {_quoted(sorted(unsupported))}, which can't run inside the kernel; "
             f"supported are {', '.join(sorted(supported))}"
         )
-    known = {*program.inputs, *(x for equation in program.equations for x in equation.results)}
+    known = {*program.inputs, *(x for equation in equations for x in equation.results)}
     if any(isinstance(x, Value) and x not in known for x in used(program)):
         problems.append("the cell closes over a traced value or a random key: make it an input")
     for what, values in (("input", program.inputs), ("result", program.outputs)):
@@ -72,7 +73,7 @@ def _problems(program: Program, dtypes: Sequence[str]) -> list[str]:
 
     # {problem: the primitives that have it}, in the order of the equations.
     shared: dict[str, dict[str, None]] = {}
-    for equation in program.equations:
+    for equation in equations:
         values = (*equation.operands, *equation.results)
         found = [
             f"has values of shape {value.shape}, where all must be scalars,"
@@ -93,6 +94,8 @@ def _problems(program: Program, dtypes: Sequence[str]) -> list[str]:
 
 
 def _objection(equation: Equation) -> list[str]:
+    if equation.branches:
+        return []  # those that their equations meet with
     try:
         expression(equation, ["x"] * len(equation.operands))
     except UnsupportedError as error:

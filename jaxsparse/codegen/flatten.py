@@ -1,5 +1,7 @@
 """From a jaxpr to a program: nested calls are inlined, and what does nothing is left out.
 
+Branches stay, so that only the one that is chosen is run.
+
 What only passes a value on gives the value itself. Then equations that no result needs are dropped:
 all that is checked, counted or printed is what remains.
 """
@@ -8,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +18,9 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from jaxsparse.codegen.operations import PRIMITIVES, Branches, Call, SameValue, Zero, kind
-from jaxsparse.codegen.program import Constant, Equation, Operand, Program, Value
+from jaxsparse.codegen.program import Constant, Equation, Operand, Program, Value, choice, used
+
+_T = TypeVar("_T")
 
 
 def flatten(jaxpr: ClosedJaxpr) -> Program:
@@ -49,9 +53,7 @@ def flatten(jaxpr: ClosedJaxpr) -> Program:
         if isinstance(printed, Call):
             return inline(params[printed.param], operands)
         if isinstance(printed, Branches):
-            index, *arguments = operands
-            cases = [inline(branch, arguments) for branch in params["branches"]]
-            return [choose(index, case, r) for *case, r in zip(*cases, results, strict=True)]
+            return branch_off(operands[0], params["branches"], operands[1:], results)
         if name == "select_n":
             return [choose(operands[0], operands[1:], results[0])]
         if name == "convert_element_type" and (folded := _fold(operands[0], results[0])):
@@ -63,11 +65,30 @@ def flatten(jaxpr: ClosedJaxpr) -> Program:
         emit(name, operands, results, params, bool(equation.effects))
         return results
 
+    def branch_off(
+        index: Operand, bodies: Sequence[Any], arguments: list[Operand], results: tuple[Value, ...]
+    ) -> Sequence[Operand]:
+        nonlocal equations
+        if isinstance(index, Constant) and index.shape == ():
+            return inline(_nearest(index, bodies), arguments)
+        before, branches = equations, []
+        for body in bodies:
+            equations = []
+            outputs = inline(body, arguments)
+            branches.append(Program((), tuple(equations), tuple(outputs)))
+        equations = before
+        equations.append(choice(index, tuple(branches), results))
+        # What is the same in all branches is none of their results.
+        return [
+            same[0] if all(x is same[0] for x in same) else result
+            for *same, result in zip(*(b.outputs for b in branches), results, strict=True)
+        ]
+
     def choose(index: Operand, cases: list[Operand], result: Value) -> Operand:
         if all(case is cases[0] for case in cases):
             return cases[0]
         if isinstance(index, Constant) and index.shape == ():
-            return cases[min(max(int(index.value), 0), len(cases) - 1)]
+            return _nearest(index, cases)
         emit("select_n", [index, *cases], (result,))
         return result
 
@@ -91,14 +112,19 @@ def live(program: Program) -> Program:
     kept = []
     for equation in reversed(program.equations):
         if equation.effects or needed.intersection(equation.results):
-            kept.append(equation)
-            needed.update(equation.operands)
+            kept.append(_live_choice(equation, needed) if equation.branches else equation)
+            needed.update(kept[-1].operands)
     return dataclasses.replace(program, equations=tuple(reversed(kept)))
 
 
-def used(program: Program) -> set[Operand]:
-    """What equations take or the program returns."""
-    return {*program.outputs, *(x for equation in program.equations for x in equation.operands)}
+def _live_choice(equation: Equation, needed: set[Operand]) -> Equation:
+    """A choice with the results that are needed, and its branches with what these need."""
+    places = [i for i, x in enumerate(equation.results) if x in needed]
+    branches = tuple(
+        live(dataclasses.replace(branch, outputs=tuple(branch.outputs[i] for i in places)))
+        for branch in equation.branches
+    )
+    return choice(equation.operands[0], branches, tuple(equation.results[i] for i in places))
 
 
 def uses(jaxpr: ClosedJaxpr) -> list[bool]:
@@ -115,6 +141,11 @@ def same_variable(jaxpr: ClosedJaxpr, i: int, j: int) -> bool:
     if isinstance(x, Constant) and isinstance(y, Constant):
         return x.dtype == y.dtype and x.shape == y.shape and x.value.tobytes() == y.value.tobytes()
     return x is y
+
+
+def _nearest(index: Constant, cases: Sequence[_T]) -> _T:
+    """The case of an index, which may be out of range."""
+    return cases[min(max(int(index.value), 0), len(cases) - 1)]
 
 
 def _value(aval: Any) -> Value:

@@ -67,7 +67,7 @@ class Call:
 
 @dataclasses.dataclass(frozen=True)
 class Branches:
-    """The jaxprs in ``params["branches"]`` are all printed in place, and their results selected."""
+    """One of the jaxprs in ``params["branches"]`` is run, each printed as a branch."""
 
 
 # Gives the expression from an equation and the operands as they are printed.
@@ -244,6 +244,8 @@ PRIMITIVES: dict[str, Expression | SameValue | Zero | Call | Branches | _Printer
     "bitcast_convert_type": _bitcast,
     "reduce_precision": _reduce_precision,
     "zeros_like": Zero(),
+    # Anything: what a derivative keeps of the branches that were not run.
+    "empty2": Zero(),
     # What does nothing to a scalar. Some of these have had, or have, two names.
     "broadcast_in_dim": SameValue(),
     "reshape": SameValue(),

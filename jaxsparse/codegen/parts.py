@@ -24,15 +24,16 @@ def in_two_parts(program: Program, late_inputs: int) -> tuple[Program, Program]:
         if any(x in comes_late for x in equation.operands):
             late.add(equation)
             comes_late.update(equation.results)
-    # What can't be passed is computed where it is read.
+    # What can't be passed is computed where it is read, in both parts if they read it.
+    second_equations = set(late)
     read: set[Operand] = set(program.outputs)
     for equation in reversed(program.equations):
         is_read = any(x in read for x in equation.results)
         if is_read and any(x.dtype not in _PASSED for x in equation.results):
-            late.add(equation)
-        if equation in late:
+            second_equations.add(equation)
+        if equation in second_equations:
             read.update(equation.operands)
-    made_late = {x for equation in late for x in equation.results}
+    made_late = {x for equation in second_equations for x in equation.results}
     early_values = [
         *program.inputs[late_inputs:],
         *(x for equation in program.equations for x in equation.results if x not in made_late),
@@ -40,7 +41,7 @@ def in_two_parts(program: Program, late_inputs: int) -> tuple[Program, Program]:
     passed: tuple[Value, ...] = tuple(x for x in early_values if x in read)
     second = Program(
         (*program.inputs[:late_inputs], *passed),
-        tuple(equation for equation in program.equations if equation in late),
+        tuple(equation for equation in program.equations if equation in second_equations),
         program.outputs,
     )
     needed: set[Operand] = set(passed)

@@ -1,12 +1,14 @@
 """Prints a pointwise function, a jaxpr of scalars, as CUDA device code.
 
 A kernel runs the pointwise part of a user's function between its products: the jaxpr is printed as
-statements that NVRTC compiles with the kernel. Values are named in the order of their equations, so
+statements that NVRTC compiles with the kernel, and of branches only the one that is chosen is run.
+Values are named in the order of their equations, so
 the text depends on the jaxpr alone and can serve as a key.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -15,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxsparse.codegen.operations import C_TYPES, Expression, expression
-from jaxsparse.codegen.program import Constant, Operand, Program
+from jaxsparse.codegen.program import Constant, Equation, Operand, Program
 
 
 class Source(NamedTuple):
@@ -51,6 +53,7 @@ def print_pointwise(
     read.update(operand for equation in program.equations for operand in equation.operands)
 
     names: dict[Operand, str] = {}
+    numbers = itertools.count()
     lines = []
     for value, source in zip(program.inputs, sources, strict=True):
         if value in read:
@@ -61,12 +64,32 @@ def print_pointwise(
     def text(operand: Operand) -> str:
         return _literal(operand) if isinstance(operand, Constant) else names[operand]
 
-    for number, equation in enumerate(program.equations):
-        (result,) = equation.results
-        names[result] = f"v{number}"
-        value_of = expression(equation, [text(x) for x in equation.operands], instead)
-        lines.append(f"const {C_TYPES[result.dtype]} v{number} = {value_of};")
+    def statements(equations: Sequence[Equation]) -> list[str]:
+        printed = []
+        for equation in equations:
+            for result in equation.results:
+                names[result] = f"v{next(numbers)}"
+            if equation.branches:
+                printed += choice(equation)
+                continue
+            (result,) = equation.results
+            value_of = expression(equation, [text(x) for x in equation.operands], instead)
+            printed.append(f"const {C_TYPES[result.dtype]} {names[result]} = {value_of};")
+        return printed
 
+    def choice(equation: Equation) -> list[str]:
+        # Of an index out of range the nearest branch is run, as XLA does.
+        index, *others, _ = text(equation.operands[0]), *range(len(equation.branches))
+        tests = [f"if ({index} <= {i}) {{" for i in others]
+        printed = [f"{C_TYPES[result.dtype]} {names[result]};" for result in equation.results]
+        for i, branch in enumerate(equation.branches):
+            printed.append(("} else " if i else "") + (tests[i] if i < len(tests) else "{"))
+            printed += [f"  {line}" for line in statements(branch.equations)]
+            for result, operand in zip(equation.results, branch.outputs, strict=True):
+                printed.append(f"  {names[result]} = {text(operand)};")
+        return [*printed, "}"]
+
+    lines += statements(program.equations)
     for target, operand in stores:
         converted = " ? 1.0f : 0.0f" if operand.dtype == "bool" else ""
         lines.append(f"{target} = {text(operand)}{converted};")

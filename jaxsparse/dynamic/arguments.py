@@ -23,7 +23,7 @@ class Kind(NamedTuple):
     """One kind of rows: its cell, and what it multiplies and adds."""
 
     cell: Cell
-    weights: Any  # (K h, P h)
+    weights: Any  # (K h, P h); None where P is 0
     bias: Any  # (P h,) or None
     products: int
 
@@ -69,7 +69,9 @@ def checked_arguments(
     kinds = []
     for i, (c, w, b) in enumerate(zip(cells, every_weights, biases, strict=True)):
         of = f"[{i}]" if len(cells) > 1 else ""
-        w, products = _weights(f"weights{of}", w, c, h)
+        w, products = (None, 0) if w is None else _weights(f"weights{of}", w, c, h)
+        if b is not None and products == 0:
+            raise ValueError(f"{OPERATION}: bias{of} is given, but there are no products for it")
         b = None if b is None else as_vector(OPERATION, f"bias{of}", b, products * h)
         kinds.append(Kind(c, w, b, products))
     dtype, gates = leaves[-1].dtype, 0
@@ -143,7 +145,10 @@ def _of_kinds(cell: Any, weights: Any, bias: Any, kinds: int) -> tuple[list[Any]
 
 def _weights(name: str, weights: Any, cell: Cell, h: int) -> tuple[Any, int]:
     """Weights (K h, P h), and P."""
-    expected = f"(K h, P h), K = {cell.children} and h = {h}, or a CSR matrix (P h, K h)"
+    expected = (
+        f"(K h, P h), K = {cell.children} and h = {h}, or a CSR matrix (P h, K h), or None for a "
+        "cell without products"
+    )
     if isinstance(weights, CSR):
         dense = jnp.swapaxes(as_weights(OPERATION, name, weights).todense(), 0, 1)
     else:
@@ -155,12 +160,17 @@ def _weights(name: str, weights: Any, cell: Cell, h: int) -> tuple[Any, int]:
     return dense, columns // h
 
 
-def stacked_weights(kinds: Sequence[Kind], slots: int, h: int) -> Any:
-    """The weights of all kinds: (kinds, K h, P h), zeros where a kind has fewer rows or columns."""
-    dtype = promoted(*(k.weights.dtype for k in kinds))
+def stacked_weights(kinds: Sequence[Kind], slots: int, h: int, dtype: Any) -> Any:
+    """The weights of all kinds: (kinds, K h, P h), zeros where a kind has fewer rows or columns.
+
+    They are of ``dtype`` if none has any.
+    """
+    dtypes = [k.weights.dtype for k in kinds if k.weights is not None]
+    dtype = promoted(*dtypes) if dtypes else dtype
     products = max(k.products for k in kinds)
 
     def padded(w: Any) -> Any:
+        w = jnp.zeros((0, 0), dtype) if w is None else w
         rows, columns = w.shape
         return jnp.pad(w.astype(dtype), [(0, slots * h - rows), (0, products * h - columns)])
 

@@ -35,6 +35,8 @@ def checked_step(
     read: set[int] = set()
     for kind in dict.fromkeys(kinds):
         read.update(_read_by(kind, tree))
+    if not read and not any(kind.products or kind.gates for kind in kinds):
+        read.add(tree.num_leaves - 1)  # of what has no arguments there is no shape
     return CellStep(kinds, children, tree, tuple(sorted(read)), wide)
 
 

@@ -120,6 +120,7 @@ def ffi_call(
             "window": plan.window,
             "products": form.products,
             "slots": form.slots,
+            "kinds": form.kinds,
             "leaves": of_script.leaves,
             "tiles": of_script.tiles,
             # What a launch of any scan is told.

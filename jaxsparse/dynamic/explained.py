@@ -83,11 +83,11 @@ def explained_dynamic_scan(
 ) -> ExplainedDynamicScan:
     """What a scan runs as on a GPU, as it is given, beside what is said of this machine."""
     step, form = call.params["step"], call.params["form"]
-    kinds, _, columns = call.operands[0].shape[-3:]
+    kinds, rows, _ = call.operands[0].shape[-3:]
     products = step.states if call.params["emits"] else step.products
     groups = "1 group" if form.groups == 1 else f"{form.groups} groups"
     problem = (
-        f"{step.name}: {products} products of {columns // products} units, "
+        f"{step.name}: {products} products of {rows // form.slots} units, "
         f"{call.params['dtype']} state, {f'{kinds} kinds, ' if kinds > 1 else ''}{form.slots} "
         f"children; room for {form.leaves} leaves and {form.tiles} tiles of {form.width} rows in "
         f"{groups}{', from the roots to the leaves' if call.params['emits'] else ''}"

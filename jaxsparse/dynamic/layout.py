@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 from jaxsparse.device import AnyDevice, Device, default_device, present_device
 from jaxsparse.dynamic.plan import TILE_ROWS, NoPlan, Plan, ScanForm, make_plan
 from jaxsparse.integers import integer
+from jaxsparse.precision import promoted
 
 # Rows of a tile on a CPU. From 32 on a tile takes the time of its product: wider ones save nothing,
 # and have more padding.
@@ -86,19 +88,24 @@ class Layout:
         """The layout for a scan by kernels: a group for each team of blocks that a GPU has.
 
         Args:
-            weights: of the scan, (K h, P h): an array, or a ``jax.ShapeDtypeStruct``.
+            weights: of the scan, (K h, P h): an array, or a ``jax.ShapeDtypeStruct``; of rows of
+                several kinds a tuple of these, one for each, None where a cell has no products.
             rows: about how many computed rows a batch has.
             slots: K, children that a row of the cell takes.
             device: the GPU; by default this machine's, or an H200 where there is none.
 
         Raises:
             TypeError: unless rows and slots are integers.
-            ValueError: if no kernel takes such weights, and why, or they are not (K h, P h).
+            ValueError: if no kernel takes such weights, and why, or they are not (K h, P h) of one
+                h, where K is that of the kind's cell, for some kind ``slots``.
 
         >>> import jax, jaxsparse
         >>> weights = jax.ShapeDtypeStruct((512, 1280), "bfloat16")
         >>> Layout.teams(weights, 1200, device=jaxsparse.H200)
         Layout(width=8, groups=8, slots=2)
+        >>> directions = (jax.ShapeDtypeStruct((256, 1024), "bfloat16"),) * 2
+        >>> Layout.teams(directions, 1200, slots=1, device=jaxsparse.H200)
+        Layout(width=8, groups=8, slots=1)
         """
         plan = _plan_of_teams("Layout.teams", weights, rows, slots, device or present_device())
         if isinstance(plan, NoPlan):
@@ -112,18 +119,16 @@ def _plan_of_teams(
     """The plan of a scan of so many rows, with as many groups as are best."""
     rows = integer(operation, "rows", rows, 0)
     slots = integer(operation, "slots", slots, 1, 2**20)
-    height, columns = weights.shape if len(weights.shape) == 2 else (0, 0)
-    hidden = height // slots
-    if hidden == 0 or height % slots or columns == 0 or columns % hidden:
-        raise ValueError(
-            f"{operation}: weights must be (K h, P h) with K = {slots}, got {weights.shape}"
-        )
+    kinds = weights if isinstance(weights, tuple | list) else (weights,)
+    given = {i: w for i, w in enumerate(kinds) if w is not None}
+    hidden, products = _sizes(operation, {i: w.shape for i, w in given.items()}, slots)
     if not isinstance(device, Device):
         return NoPlan(device.lacks)
-    dtype = jnp.dtype(weights.dtype).name
+    dtype = jnp.dtype(promoted(*(w.dtype for w in given.values()))).name
     form = ScanForm(
-        products=columns // hidden,
+        products=products,
         slots=slots,
+        kinds=len(kinds),
         hidden=hidden,
         tiles=-(-rows // TILE_ROWS),
         groups=0,  # as many as are best
@@ -131,3 +136,20 @@ def _plan_of_teams(
         weight_dtype=dtype,
     )
     return make_plan(form, device)
+
+
+def _sizes(operation: str, shapes: Mapping[int, tuple[int, ...]], slots: int) -> tuple[int, int]:
+    """Units, and the most products of a kind, of weights with these shapes; or ValueError."""
+    hidden = max((shape[0] for shape in shapes.values() if len(shape) == 2), default=0) // slots
+    products = []
+    for i, shape in shapes.items():
+        rows, columns = shape if len(shape) == 2 and hidden else (0, 0)
+        if not 0 < rows <= slots * hidden or columns == 0 or rows % hidden or columns % hidden:
+            of, most = (f"[{i}]", "up to ") if len(shapes) > 1 else ("", "")
+            raise ValueError(
+                f"{operation}: weights{of} must be (K h, P h) with K = {most}{slots}, got {shape}"
+            )
+        products.append(columns // hidden)
+    if not products:
+        raise ValueError(f"{operation}: weights must be of one kind of rows at least, got none")
+    return hidden, max(products)

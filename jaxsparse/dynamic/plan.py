@@ -105,8 +105,8 @@ def _refusal(form: ScanForm, device: Device) -> str:
     """Why no kernel takes operands of a form, whatever its sizes; empty if some may."""
     if lacks := device.lacks_for(COMPUTE_CAPABILITY):
         return lacks
-    if form.kinds > 1:
-        return f"there is no kernel yet for rows of {form.kinds} kinds"
+    if form.products == 0:
+        return "there is no kernel yet for cells without products"
     if form.width != TILE_ROWS:
         return f"kernels take tiles of {TILE_ROWS} rows, and the script's have {form.width}"
     if form.state_dtype != form.weight_dtype or form.state_dtype not in _ffi.SCAN_DTYPES:
@@ -138,6 +138,7 @@ def _made_plan(form: ScanForm, device: Device, variant: str | None) -> Plan | No
         emits=form.emits,
         products=form.products,
         slots=form.slots,
+        kinds=form.kinds,
         carries=form.carries,
         arrays=form.arrays,
         hidden=form.hidden,

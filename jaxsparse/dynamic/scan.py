@@ -57,7 +57,8 @@ def scan(
             too. A cell that takes fewer children than others takes those in the first slots.
         weights: ``(K h, P h)``: row ``k h + i`` is what unit i of child k is multiplied by, columns
             are the P products, h side by side; or a CSR matrix ``(P h, K h)``, which is kept in
-            dense form.
+            dense form. None for a cell without products, which reads no more of its children than
+            their carries: r is ``()``.
         carry: carries of the leaves, a pytree of arrays ``(leaves, h)``; its leaves keep their
             dtypes outside.
         script: one batch of graphs.
@@ -69,8 +70,8 @@ def scan(
         recompute: saves memory in a gradient: products are not kept but computed again, those of
             all rows in one product.
         implementation: None or "xla", a loop of XLA over tiles; or "cuda", one launch on a GPU of
-            compute capability 9.0, of a script whose tiles have 8 rows of one kind, as
-            `Layout.teams` cuts them. Where its kernels don't take a scan, that is an error.
+            compute capability 9.0, of a script whose tiles have 8 rows, as `Layout.teams` cuts
+            them. Where its kernels don't take a scan, that is an error.
         variant: the name of a kernel variant to force.
 
     Returns:
@@ -115,7 +116,7 @@ def scan(
     inputs, spans = _inputs(given, script)
     results = scan_bind(
         Operands(
-            stacked_weights(given.kinds, form.slots, given.h),
+            stacked_weights(given.kinds, form.slots, given.h, given.dtype),
             jnp.asarray(script.words),
             jnp.expand_dims(given.carry[-1].astype(given.dtype), 1),
             tuple(given.carry[i].astype(accumulator) for i in step.read),
@@ -148,7 +149,9 @@ def _inputs(given: Arguments, script: Script) -> tuple[tuple[jax.Array, ...], tu
         spans.append(FULL)
     if len(given.kinds) > 1:
         kinds = jnp.repeat(jnp.asarray(script.kinds), form.width)
-        inputs.append(kinds.astype(given.dtype).reshape(form.computed, 1, 1))
+        # In 16 bits not all numbers are exact.
+        kinds = kinds.astype(accumulator_dtype(given.dtype))
+        inputs.append(kinds.reshape(form.computed, 1, 1))
         spans.append("r")
     for kind in given.kinds:
         if kind.bias is not None:

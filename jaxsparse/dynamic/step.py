@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxsparse.dynamic.cells import Cell
-from jaxsparse.recurrent.step import Arrays, Results, Step, grouped
+from jaxsparse.recurrent.step import Arrays, Results, Step, flat_groups, grouped
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,17 +96,19 @@ class CellStep(Step):
         of_kind = next(values)[0] if len(self.kinds) > 1 else None
         biases = [next(values) if kind.biased else None for kind in self.kinds]
         children = grouped(carries, (self.carries,) * self.children)
+        like = (*products, *carries, *flat_groups(inputs))[0]
 
         def of(kind: KindOfCell, bias: Any) -> list[Any]:
             r = list(products[: kind.products])
             if bias is not None:
                 r = [a + b for a, b in zip(r, bias, strict=True)]
-            return self._carry(kind, x, r, children[: kind.cell.children])
+            return self._carry(kind, x, r, children[: kind.cell.children], like)
 
         if of_kind is None:
             leaves = of(self.kinds[0], biases[0])
         else:
-            kind = jnp.clip(jnp.ravel(of_kind)[0].astype(jnp.int32), 0, len(self.kinds) - 1)
+            one = of_kind if of_kind.ndim == 0 else jnp.ravel(of_kind)[0]
+            kind = jnp.clip(one.astype(jnp.int32), 0, len(self.kinds) - 1)
             first = self.kinds[0]
             if all(k == first for k in self.kinds):
                 bias = None
@@ -123,10 +125,9 @@ class CellStep(Step):
         )
 
     def _carry(
-        self, kind: KindOfCell, x: Arrays, r: Arrays, children: Sequence[Arrays]
+        self, kind: KindOfCell, x: Arrays, r: Arrays, children: Sequence[Arrays], like: Any
     ) -> list[Any]:
-        """The leaves of the carry of rows of a kind."""
-        like = r[0]
+        """The leaves of the carry of rows of a kind, arrays like one of those that are given."""
         zero = jnp.zeros_like(like)
         trees = []
         for child in children:

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
-from jaxsparse.codegen.flatten import flatten, live, used, uses
-from jaxsparse.codegen.program import Program, Value
+from jaxsparse.codegen.flatten import flatten, live, uses
+from jaxsparse.codegen.program import Program, Value, used
 from jaxsparse.ops import arguments
 from jaxsparse.ops.attention_masks import OPERATION
 from jaxsparse.ops.score_keys import has_rules, key_of
@@ -92,7 +92,7 @@ class ScoreFunction:
         return hash(self.key)
 
     def __repr__(self) -> str:
-        primitives = dict.fromkeys(e.primitive for e in live(flatten(self.jaxpr)).equations)
+        primitives = dict.fromkeys(e.primitive for e in live(flatten(self.jaxpr)).every_equation())
         return f"<{', '.join(primitives) or 'the score itself'}>"
 
     @property
@@ -291,8 +291,9 @@ def _check(program: Program) -> None:
         raise ValueError(
             f"{OPERATION}: score closes over a traced value; {_WHAT_TO_WRITE} ('' for a scalar)"
         )
-    names = {e.primitive for e in program.equations} & _RANDOM_ACCESS
-    shaped = any(x.shape != () for e in program.equations for x in (*e.operands, *e.results))
+    equations = list(program.every_equation())
+    names = {e.primitive for e in equations} & _RANDOM_ACCESS
+    shaped = any(x.shape != () for e in equations for x in (*e.operands, *e.results))
     if names or shaped:
         what = f"reads by {', '.join(sorted(names))}" if names else "computes with arrays"
         raise ValueError(f"{OPERATION}: score {what}, but {_WHAT_TO_WRITE}")

@@ -10,7 +10,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from jaxsparse.codegen.flatten import flatten, live
-from jaxsparse.codegen.program import Constant, Operand, Program
+from jaxsparse.codegen.program import Constant, Equation, Operand, Program
 
 
 def key_of(jaxprs: Iterable[ClosedJaxpr]) -> Hashable:
@@ -30,20 +30,20 @@ def has_rules(jaxpr: ClosedJaxpr) -> bool:
 def _of_program(program: Program) -> Hashable:
     numbers: dict[Operand, int] = {}
 
+    def of_branch(branch: Program) -> tuple[Hashable, Hashable]:
+        return tuple(map(of_equation, branch.equations)), tuple(map(of, branch.outputs))
+
+    def of_equation(e: Equation) -> Hashable:
+        values = tuple(map(of, (*e.operands, *e.results)))
+        return e.primitive, values, _of_param(e.params), tuple(map(of_branch, e.branches))
+
     def of(operand: Operand) -> Hashable:
         if isinstance(operand, Constant):
             return _of_array(operand.value)
         number = numbers.setdefault(operand, len(numbers))
         return number, operand.dtype, operand.shape
 
-    return (
-        tuple(map(of, program.inputs)),
-        tuple(
-            (e.primitive, tuple(map(of, (*e.operands, *e.results))), _of_param(e.params))
-            for e in program.equations
-        ),
-        tuple(map(of, program.outputs)),
-    )
+    return (tuple(map(of, program.inputs)), *of_branch(program))
 
 
 def _of_param(x: Any) -> Hashable:

@@ -10,12 +10,12 @@
 
 namespace jaxsparse {
 
-// The weights of a pass: rows (slot of a source, its unit), columns (state, unit).
+// A kind's weights of a pass: rows (slot of a source, its unit), columns (state, unit).
 template <typename Plan>
 struct EmitMatrix {
   static constexpr int kColumns = Plan::kSizes.columns;
   using Loads = EmitWeights<Plan>;  // on tensor cores
-  __device__ __forceinline__ static DenseWeights Of(const GraphScanProblem& p) { return p.weights; }
+  __device__ __forceinline__ static DenseWeights Of(const DenseWeights& of_kind) { return of_kind; }
   __device__ __forceinline__ static int PlaceOf(int slot) { return slot; }
 };
 
@@ -37,7 +37,7 @@ class EmitProducts {
         stop_(stop) {}
 
   __device__ __forceinline__ void Run(const GraphScanProblem& p) {
-    now_ = tiles_.Next(p);
+    Take(p);
     if (!now_.exists) return;
     first_ = static_cast<const State*>(p.states) + product_.TileRow() * kSizes.columns +
              product_.Column(0);
@@ -52,18 +52,25 @@ class EmitProducts {
   }
 
  private:
+  // Goes on by a tile.
+  __device__ __forceinline__ void Take(const GraphScanProblem& p) {
+    now_ = tiles_.Next(p);
+    kind_ = TilesOfTeam<Plan, true>::LoadKind(p, now_);
+  }
+
   // Makes the products of a tile whose states were asked for. Whether there is another one.
   __device__ __forceinline__ bool Turn(const GraphScanProblem& p, States& x, States& ahead) {
     MeetTeam<Plan>(p, number_, &watchdog_);
     Delay<Plan::kMostDelay>(number_++);
     const TeamTile now = now_;
-    now_ = tiles_.Next(p);
+    const int kind = kind_;
+    Take(p);
     if (kSizes.asks_ahead && now_.exists) Ask(now_, ahead);
     StatePlace places[kLoads];
     PlacesOf(now, places);
     const int looks = LookForStates(places, x, backoff_, &watchdog_);
     ring_.WaitUntilEmpty();
-    product_.Multiply(x, ring_.partials());
+    product_.Multiply(kind, x, ring_.partials());
     if (watchdog_.timed_out()) *stop_ = 1;
     ring_.Fill();
     MeetBlock<Plan>();
@@ -100,6 +107,7 @@ class EmitProducts {
   Backoff backoff_;
   volatile uint32_t* const stop_;
   TeamTile now_ = {};
+  int kind_ = 0;        // of its rows
   int64_t number_ = 0;  // of tiles that the team has begun
 };
 

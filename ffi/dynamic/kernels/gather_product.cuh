@@ -10,12 +10,12 @@
 
 namespace jaxsparse {
 
-// The weights of a pass: rows (product, unit), columns (slot of a source, its unit).
+// A kind's weights of a pass: rows (product, unit), columns (slot of a source, its unit).
 template <typename Plan>
 struct GatherMatrix {
   static constexpr int kColumns = Plan::kSizes.columns;
   using Loads = GatherWeights<Plan>;  // on tensor cores
-  __device__ __forceinline__ static DenseWeights Of(const GraphScanProblem& p) { return p.weights; }
+  __device__ __forceinline__ static DenseWeights Of(const DenseWeights& of_kind) { return of_kind; }
   __device__ __forceinline__ static int PlaceOf(int product) { return product; }
 };
 
@@ -58,13 +58,16 @@ class GatherProducts {
   }
 
  private:
-  // A tile on its way to a warp: what the script says of the sources of the lane's row.
+  // A tile on its way to a warp: what the script says of its kind, and of the sources of the lane's
+  // row.
   struct Sources {
     TeamTile tile;
+    int kind;
     int source[kRows];
   };
   // What has been asked for, and where it lies.
   struct Asked {
+    int kind;
     States x;
     StatePlace row[kRows];
   };
@@ -72,6 +75,7 @@ class GatherProducts {
   // Goes on by a tile, whose record is read a tile before its states are asked for.
   __device__ __forceinline__ void Take(const GraphScanProblem& p) {
     next_.tile = tiles_.Next(p);
+    next_.kind = Tiles::LoadKind(p, next_.tile);
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       next_.source[i] = Tiles::LoadSource(p, next_.tile, product_.TileRow(), SlotOf(i));
@@ -90,7 +94,7 @@ class GatherProducts {
     PlacesOf(now, places);
     ring_.WaitUntilEmpty();  // which it is long before the states come
     const int looks = LookForStates(places, now.x, backoff_, &watchdog_);
-    product_.Multiply(now.x, ring_.partials());
+    product_.Multiply(now.kind, now.x, ring_.partials());
     if (watchdog_.timed_out()) *stop_ = 1;
     ring_.Fill();
     if (looks > 0) backoff_.Adapt(looks > 1);
@@ -111,6 +115,7 @@ class GatherProducts {
 
   __device__ __forceinline__ void Ask(const GraphScanProblem& p, const Sources& of,
                                       Asked& asked) const {
+    asked.kind = of.kind;
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       const SourceRow row = Tiles::Checked(p, of.tile, of.source[i]);

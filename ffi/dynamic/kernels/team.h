@@ -1,6 +1,7 @@
 // How a team of blocks, each on a multiprocessor of its own, divides one copy of the weights. Block
-// j owns `units` units: all rows of the matrix that lead to these, so that what belongs to a unit
-// stays with its block. The host plans with what is here, and the kernels take their sizes from it.
+// j owns `units` units: all rows of the matrix that lead to these, of each kind's matrix, so that
+// what belongs to a unit stays with its block. The host plans with what is here, and the kernels
+// take their sizes from it.
 #pragma once
 
 #include "types.h"
@@ -11,6 +12,7 @@ namespace jaxsparse {
 struct TeamConfig {
   int row_parts = 1;        // of the matrix: products of a cell, or slots of its children
   int column_parts = 1;     // of the matrix, the other way round
+  int kinds = 1;            // of rows, which have a matrix each
   int state_bytes = 2;      // of an element
   int hidden = 8;           // h
   int units = 8;            // of a block, a multiple of 8
@@ -22,8 +24,8 @@ struct TeamConfig {
   int passed = 0;     // values of a unit that pointwise warps pass to these: carries for sources
   int window = 0;     // tiles whose carries or sums lie in shared memory: a power of 2, or 0
   int stages = 4;     // of the ring between warps
-  int register_chunks = 0;  // chunks of columns of a warp whose weights stay in registers; the
-                            // others' are read from shared memory for every tile
+  int register_chunks = 0;  // chunks of columns of a warp whose weights, of every kind, stay in
+                            // registers; the others' are read from shared memory for every tile
   bool asks_ahead = false;  // warps ask for a tile's states before they have those of the last one
   int product_registers = 0;    // of a product thread, or 0 for an equal share; if not 0, all
                                 // numbers of warps have to be multiples of 4
@@ -86,7 +88,8 @@ struct TeamSizes : TeamConfig {
   int weight_chunks = tensor_cores ? loads : Ceil(loads * 4, group_lanes);
   int chunk_registers = tensor_cores ? row_tiles * 8 : lane_rows * 4;
   int chunk_bytes = chunk_registers * 4 * product_threads;
-  int states_at = weights_at + (weight_chunks - register_chunks) * chunk_bytes;
+  int kind_bytes = (weight_chunks - register_chunks) * chunk_bytes;
+  int states_at = weights_at + kinds * kind_bytes;
   int window_at = states_at + warps * warp_states * 16;
   int tile_values = (sum_warps > 0 ? 1 + passed / row_parts : carries) * units * 8;
   int shared_bytes = window_at + window * tile_values * 4;

@@ -15,6 +15,7 @@ class TeamFma {
   static constexpr auto kSizes = Plan::kSizes;
   static constexpr int kGroupLanes = kSizes.group_lanes, kLaneRows = kSizes.lane_rows;
   static constexpr int kChunks = kSizes.weight_chunks, kRegisterChunks = kSizes.register_chunks;
+  static constexpr int kRegisterKinds = kRegisterChunks > 0 ? kSizes.kinds : 1;
   static constexpr int kColumns = kSizes.states_per_load;  // of a lane in a chunk
   static constexpr int kBatchTile = kSizes.batch_tile;
   static constexpr int kSums = kLaneRows * kBatchTile;
@@ -24,22 +25,27 @@ class TeamFma {
  public:
   using States = Words4[kSizes.loads];
 
-  template <typename Problem>
-  __device__ __forceinline__ TeamFma(const Problem& p, Words4* shared)
+  __device__ __forceinline__ TeamFma(const GraphScanProblem& p, Words4* shared)
       : warp_(threadIdx.x / kWarp),
         lane_(threadIdx.x % kWarp),
         states_(shared + (kSizes.states_at - kSizes.weights_at) / 16 + warp_ * kSizes.warp_states),
         shared_(reinterpret_cast<float4*>(shared) + threadIdx.x) {
-    const int first_row = lane_ / kGroupLanes * kLaneRows;
 #pragma unroll
-    for (int chunk = 0; chunk < kChunks; ++chunk) {
+    for (int kind = 0; kind < kRegisterKinds; ++kind) {
 #pragma unroll
-      for (int i = 0; i < kLaneRows; ++i) {
-        float row[kColumns];
-        Row(p, first_row + i).Load(ColumnOfGroup(chunk * kGroupLanes + lane_ % kGroupLanes), row);
-        const float4 weights = make_float4(row[0], row[1], row[2], row[3]);
-        if (chunk < kRegisterChunks) weights_[chunk < kRegisterChunks ? chunk : 0][i] = weights;
-        else SharedWeights(chunk, i) = weights;
+      for (int chunk = 0; chunk < kRegisterChunks; ++chunk) {
+#pragma unroll
+        for (int i = 0; i < kLaneRows; ++i) weights_[kind][chunk][i] = Load(p, kind, chunk, i);
+      }
+    }
+#pragma unroll 1
+    for (int kind = 0; kind < kSizes.kinds; ++kind) {
+#pragma unroll
+      for (int chunk = kRegisterChunks; chunk < kChunks; ++chunk) {
+#pragma unroll
+        for (int i = 0; i < kLaneRows; ++i) {
+          SharedWeights(kind, chunk, i) = Load(p, kind, chunk, i);
+        }
       }
     }
   }
@@ -49,7 +55,7 @@ class TeamFma {
   __device__ __forceinline__ int Column(int j) const { return ColumnOfGroup(j * 4 + lane_ % 4); }
   __device__ __forceinline__ bool HasColumn(int j) const { return Column(j) < kSizes.columns; }
 
-  __device__ __forceinline__ void Multiply(const States& x, float* partials) const {
+  __device__ __forceinline__ void Multiply(int kind, const States& x, float* partials) const {
     __syncwarp();  // all lanes are done with the last tile's states
 #pragma unroll
     for (int j = 0; j < kSizes.loads; ++j) StateOf(j * 4 + lane_ % 4, TileRow()) = x[j];
@@ -57,13 +63,26 @@ class TeamFma {
     float* part = partials + warp_ * kSizes.warp_part;
 #pragma unroll
     for (int first_row = 0; first_row < kTileRows; first_row += kBatchTile) {
-      MultiplyRows(first_row, part);
+      MultiplyRows(kind, first_row, part);
     }
   }
 
  private:
-  __device__ __forceinline__ void MultiplyRows(int tile_row, float* part) const {
-    float sums[kSums] = {};
+  // Of the lane, in a chunk.
+  __device__ __forceinline__ float4 Load(const GraphScanProblem& p, int kind, int chunk,
+                                         int i) const {
+    const int first_column = ColumnOfGroup(chunk * kGroupLanes + lane_ % kGroupLanes);
+    float row[kColumns];
+    Row(WeightsOf(p, kind), lane_ / kGroupLanes * kLaneRows + i).Load(first_column, row);
+    return make_float4(row[0], row[1], row[2], row[3]);
+  }
+
+  // By the registers of kKind, or of a later one.
+  template <int kKind>
+  __device__ __forceinline__ void AddProducts(int kind, int tile_row, float (&sums)[kSums]) const {
+    if constexpr (kKind + 1 < kRegisterKinds) {
+      if (kind != kKind) return AddProducts<kKind + 1>(kind, tile_row, sums);
+    }
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
       const int group = chunk * kGroupLanes + lane_ % kGroupLanes;
@@ -78,8 +97,9 @@ class TeamFma {
       }
 #pragma unroll
       for (int i = 0; i < kLaneRows; ++i) {
-        const float4 w = chunk < kRegisterChunks ? weights_[chunk < kRegisterChunks ? chunk : 0][i]
-                                                 : SharedWeights(chunk, i);
+        const float4 w = chunk < kRegisterChunks
+                             ? weights_[kKind][chunk < kRegisterChunks ? chunk : 0][i]
+                             : SharedWeights(kind, chunk, i);
 #pragma unroll
         for (int b = 0; b < kBatchTile; ++b) {
           float& sum = sums[i * kBatchTile + b];
@@ -90,6 +110,11 @@ class TeamFma {
         }
       }
     }
+  }
+
+  __device__ __forceinline__ void MultiplyRows(int kind, int tile_row, float* part) const {
+    float sums[kSums] = {};
+    AddProducts<0>(kind, tile_row, sums);
     int first = 0;
     bool owner = true;
     SumAndScatter<kSums, kGroupLanes>(lane_, sums, &first, &owner);
@@ -110,14 +135,15 @@ class TeamFma {
   __device__ __forceinline__ Words4& StateOf(int group, int tile_row) const {
     return states_[group * kSizes.group_distance + tile_row];
   }
-  __device__ __forceinline__ float4& SharedWeights(int chunk, int i) const {
-    return shared_[((chunk - kRegisterChunks) * kLaneRows + i) * kSizes.product_threads];
+  __device__ __forceinline__ float4& SharedWeights(int kind, int chunk, int i) const {
+    const int place = kind * (kChunks - kRegisterChunks) + chunk - kRegisterChunks;
+    return shared_[(place * kLaneRows + i) * kSizes.product_threads];
   }
 
   const int warp_, lane_;
   Words4* const states_;
   float4* const shared_;
-  float4 weights_[kRegisterChunks > 0 ? kRegisterChunks : 1][kLaneRows];
+  float4 weights_[kRegisterKinds][kRegisterChunks > 0 ? kRegisterChunks : 1][kLaneRows];
 };
 
 }  // namespace jaxsparse

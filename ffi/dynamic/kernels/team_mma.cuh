@@ -4,6 +4,7 @@
 // The order of columns within a product is free, so a lane takes as its part of B whatever 16 bytes
 // it receives: 8 columns of the tile's row lane / 4, straight from where the states lie to the
 // tensor core, without shared memory. The weights are arranged to match.
+// Registers have no addresses: where several kinds have weights in them, each has code of its own.
 #pragma once
 
 #include "dynamic/kernels/team_weights.cuh"
@@ -23,6 +24,12 @@ __device__ __forceinline__ int PlaceBehind(int rows, int place) {
   return (place ^ rows / 4 % 4 * 2) + rows * kTileRows;
 }
 
+// The matrix of rows of a kind.
+__device__ __forceinline__ DenseWeights WeightsOf(const GraphScanProblem& p, int kind) {
+  const char* values = static_cast<const char*>(p.weights.values) + kind * p.weight_kind_bytes;
+  return {values, p.weights.row_stride, p.weights.column_stride};
+}
+
 template <typename Plan, typename Matrix>
 class TeamMma {
   using State = typename Plan::State;
@@ -30,33 +37,44 @@ class TeamMma {
   static constexpr auto kSizes = Plan::kSizes;
   static constexpr int kLoads = kSizes.loads, kRowTiles = kSizes.row_tiles;
   static constexpr int kRegisterChunks = kSizes.register_chunks;
+  static constexpr int kRegisterKinds = kRegisterChunks > 0 ? kSizes.kinds : 1;
 
  public:
   // The lane's part of a tile's states.
   using States = Words4[kLoads];
 
-  template <typename Problem>
-  __device__ __forceinline__ TeamMma(const Problem& p, Words4* shared)
+  __device__ __forceinline__ TeamMma(const GraphScanProblem& p, Words4* shared)
       : warp_(threadIdx.x / kWarp), lane_(threadIdx.x % kWarp), shared_(shared + threadIdx.x) {
-    const Loads loads(Matrix::Of(p), shared - kSizes.weights_at / 16);
-    typename Loads::Asked next;
-    loads.Ask(FirstColumn(0), &next);
 #pragma unroll
-    for (int j = 0; j < kRegisterChunks; ++j) {
-      const typename Loads::Asked asked = next;
-      if (j + 1 < kLoads) loads.Ask(FirstColumn(j + 1), &next);
-      loads.Arrange(asked, weights_[j]);
+    for (int kind = 0; kRegisterChunks > 0 && kind < kRegisterKinds; ++kind) {
+      const Loads loads = LoadsOf(p, kind);
+      typename Loads::Asked next;
+      loads.Ask(FirstColumn(0), &next);
+#pragma unroll
+      for (int j = 0; j < kRegisterChunks; ++j) {
+        const typename Loads::Asked asked = next;
+        if (j + 1 < kRegisterChunks) loads.Ask(FirstColumn(j + 1), &next);
+        loads.Arrange(asked, weights_[kind][j]);
+      }
     }
+#pragma unroll 1  // which the compiler takes less time for
+    for (int kind = 0; kRegisterChunks < kLoads && kind < kSizes.kinds; ++kind) {
+      const Loads loads = LoadsOf(p, kind);
+      typename Loads::Asked next;
+      loads.Ask(FirstColumn(kRegisterChunks), &next);
 #pragma unroll 1
-    for (int j = kRegisterChunks; j < kLoads; ++j) {
-      const typename Loads::Asked asked = next;
-      if (j + 1 < kLoads) loads.Ask(FirstColumn(j + 1), &next);
-      ChunkWeights<Plan> weights;
-      loads.Arrange(asked, weights);
+      for (int j = kRegisterChunks; j < kLoads; ++j) {
+        const typename Loads::Asked asked = next;
+        if (j + 1 < kLoads) loads.Ask(FirstColumn(j + 1), &next);
+        ChunkWeights<Plan> weights;
+        loads.Arrange(asked, weights);
 #pragma unroll
-      for (int m = 0; m < kRowTiles; ++m) {
+        for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
-        for (int half = 0; half < 2; ++half) SharedWeights(j, m, half) = weights[m][half];
+          for (int half = 0; half < 2; ++half) {
+            SharedWeights(kind, j, m, half) = weights[m][half];
+          }
+        }
       }
     }
     if constexpr (Loads::kStages) WaitAt<kSizes.product_threads>(kProductWarps);
@@ -70,22 +88,10 @@ class TeamMma {
            Column(j) < kSizes.columns;
   }
 
-  // Leaves this warp's part of the products.
-  __device__ __forceinline__ void Multiply(const States& x, float* partials) const {
+  // Leaves this warp's part of the products, by the matrix of a kind.
+  __device__ __forceinline__ void Multiply(int kind, const States& x, float* partials) const {
     float sums[kSizes.chains][kRowTiles][4] = {};
-#pragma unroll
-    for (int j = 0; j < kLoads; ++j) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-#pragma unroll
-        for (int m = 0; m < kRowTiles; ++m) {
-          const Words4 a = j < kRegisterChunks ? weights_[j < kRegisterChunks ? j : 0][m][half]
-                                               : SharedWeights(j, m, half);
-          MultiplyAdd(State(), sums[half % kSizes.chains][m], {a.x, a.y, a.z, a.w},
-                      half == 0 ? x[j].x : x[j].z, half == 0 ? x[j].y : x[j].w);
-        }
-      }
-    }
+    AddProducts<0>(kind, x, sums);
     const uint32_t part = AddressOfShared(partials + warp_ * kSizes.warp_part);
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
@@ -106,18 +112,46 @@ class TeamMma {
  private:
   static constexpr int kProductWarps = 2;  // a named barrier
 
+  // How this warp brings a kind's weights from memory.
+  __device__ __forceinline__ Loads LoadsOf(const GraphScanProblem& p, int kind) const {
+    return Loads(Matrix::Of(WeightsOf(p, kind)), shared_ - threadIdx.x - kSizes.weights_at / 16);
+  }
   // Of the warp's chunk.
   __device__ __forceinline__ int FirstColumn(int j) const {
     return (j * kSizes.warps + warp_) * kSizes.load_columns;
   }
 
-  __device__ __forceinline__ Words4& SharedWeights(int j, int m, int half) const {
-    return shared_[(((j - kRegisterChunks) * kRowTiles + m) * 2 + half) * kSizes.product_threads];
+  // By the registers of kKind, or of a later one.
+  template <int kKind>
+  __device__ __forceinline__ void AddProducts(int kind, const States& x,
+                                              float (&sums)[kSizes.chains][kRowTiles][4]) const {
+    if constexpr (kKind + 1 < kRegisterKinds) {
+      if (kind != kKind) return AddProducts<kKind + 1>(kind, x, sums);
+    }
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int m = 0; m < kRowTiles; ++m) {
+          const Words4 a = j < kRegisterChunks
+                               ? weights_[kKind][j < kRegisterChunks ? j : 0][m][half]
+                               : SharedWeights(kind, j, m, half);
+          MultiplyAdd(State(), sums[half % kSizes.chains][m], {a.x, a.y, a.z, a.w},
+                      half == 0 ? x[j].x : x[j].z, half == 0 ? x[j].y : x[j].w);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ Words4& SharedWeights(int kind, int j, int m, int half) const {
+    const int chunk = kind * (kLoads - kRegisterChunks) + j - kRegisterChunks;
+    return shared_[((chunk * kRowTiles + m) * 2 + half) * kSizes.product_threads];
   }
 
   const int warp_, lane_;
   Words4* const shared_;
-  ChunkWeights<Plan> weights_[kRegisterChunks > 0 ? kRegisterChunks : 1];
+  ChunkWeights<Plan> weights_[kRegisterKinds][kRegisterChunks > 0 ? kRegisterChunks : 1];
 };
 
 }  // namespace jaxsparse

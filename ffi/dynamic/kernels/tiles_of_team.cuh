@@ -50,6 +50,13 @@ class TilesOfTeam {
                                                    int row, int slot) {
     return tile.exists ? RecordOf(p, tile)[kRecordSources + row * Plan::kSlots + slot] : -1;
   }
+  // Of its rows.
+  __device__ __forceinline__ static int LoadKind(const GraphScanProblem& p, const TeamTile& tile) {
+    constexpr int kLast = Plan::kSizes.kinds - 1;
+    if (kLast == 0 || !tile.exists) return 0;
+    const int kind = RecordOf(p, tile)[kRecordKind];
+    return kind < 0 ? 0 : kind < kLast ? kind : kLast;
+  }
   // What the record says that a tile waits for, and how many tiles later in falling order that
   // comes: 0 if there is none.
   __device__ __forceinline__ static int LoadWait(const GraphScanProblem& p, const TeamTile& tile) {

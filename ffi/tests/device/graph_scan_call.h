@@ -39,6 +39,7 @@ inline int RunCall(const std::string& folder, void (*kernel)(const GraphScanProb
   const int64_t products = next(), hidden = next(), carries = next();
   ScriptForm form;
   form.leaves = next(), form.tiles = next(), form.slots = next(), form.groups = next();
+  form.kinds = next();
   form.width = kTileRows;
   const int64_t window = next(), teams = next();
   emulated::ConcurrentLaunch launch;
@@ -57,6 +58,7 @@ inline int RunCall(const std::string& folder, void (*kernel)(const GraphScanProb
   p.groups = static_cast<int32_t>(form.groups);
   const int64_t columns = products * hidden;
   p.weights = {operands[0].data(), emits ? columns : 1, emits ? 1 : columns};
+  p.weight_kind_bytes = static_cast<int64_t>(operands[0].size()) / form.kinds;
   const auto* script = reinterpret_cast<const int32_t*>(operands[1].data());
   p.group_tiles = script + form.GroupTilesAt();
   p.records = script + form.RecordsAt();

@@ -93,7 +93,7 @@ class EmitTest : public GraphOperands<Step, Plan> {
       for (int64_t unit = 0; source >= 0 && unit < kHidden; ++unit) {
         for (int64_t c = 0; c < kColumns; ++c) {
           (*sums)[source * kHidden + unit] +=
-              double(ToAccumulator(this->weights_[(k * kHidden + unit) * kColumns + c])) *
+              Base::WeightOf(row, (k * kHidden + unit) * kColumns + c) *
               ToAccumulator(this->states_[row * kColumns + c]);
         }
       }
@@ -143,6 +143,30 @@ int main() {
     constexpr auto Tree = Test<TreeAdjointStep, TreeArrays, float16, 40, 2,
                                TeamOptions{32, 1, 2, 2, 3, 1, false, false, 0, 1}>;
     Tree({.script = {.groups = 2}});
+  }
+  {  // rows of several kinds, whose weights are in registers, in shared memory, or in both
+    constexpr auto Both = Test<TreeAdjointStep, TreeArrays, bfloat16, 24, 2,
+                               TeamOptions{.units = 8,
+                                           .warps = 2,
+                                           .pointwise_warps = 2,
+                                           .stages = 3,
+                                           .register_chunks = 1,
+                                           .teams = 2,
+                                           .asks_ahead = true,
+                                           .sum_warps = 2,
+                                           .kinds = 2}>;
+    Both({.script = {.tiles = 9, .kinds = 2}});
+    constexpr auto Shared = Test<TreeAdjointStep, TreeArrays, float, 24, 2,
+                                 TeamOptions{.units = 8,
+                                             .warps = 2,
+                                             .pointwise_warps = 2,
+                                             .stages = 3,
+                                             .register_chunks = 0,
+                                             .teams = 1,
+                                             .sum_warps = 2,
+                                             .kinds = 3}>;
+    Shared({.script = {.tiles = 9, .groups = 1, .kinds = 3}});
+    Shared({.script = {.tiles = 9, .groups = 3, .kinds = 3, .is_damaged = true}});
   }
   {  // blocks that meet, and warps that are held up
     constexpr auto Tree = Test<TreeAdjointStep, TreeArrays, bfloat16, 32, 2,

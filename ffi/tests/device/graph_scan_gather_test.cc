@@ -60,7 +60,7 @@ class GatherTest : public GraphOperands<Step, Plan> {
       for (int64_t c = 0; states != nullptr && c < kHidden; ++c) {
         for (int g = 0; g < Step::kProducts; ++g) {
           const int64_t at = ((k * kHidden + c) * Step::kProducts + g) * kHidden + unit;
-          sums[g] += double(ToAccumulator(this->weights_[at])) * ToAccumulator(states[c]);
+          sums[g] += Base::WeightOf(row, at) * ToAccumulator(states[c]);
         }
       }
     }
@@ -104,6 +104,39 @@ int main() {
     constexpr auto Tree =
         Test<TreeStep, TreeArrays, float16, 40, 2, TeamOptions{32, 1, 2, 2, 1, 1, false}>;
     Tree({.script = {.groups = 2}});
+  }
+  {  // rows of several kinds, whose weights are in registers, in shared memory, or in both
+    constexpr auto Both = Test<TreeStep, TreeArrays, bfloat16, 40, 2,
+                               TeamOptions{.units = 8,
+                                           .warps = 1,
+                                           .pointwise_warps = 2,
+                                           .stages = 3,
+                                           .register_chunks = 1,
+                                           .teams = 1,
+                                           .asks_ahead = true,
+                                           .kinds = 2}>;
+    Both({.script = {.tiles = 9, .groups = 1, .kinds = 2}});
+    constexpr auto Shared = Test<TreeStep, TreeArrays, bfloat16, 24, 2,
+                                 TeamOptions{.units = 8,
+                                             .warps = 2,
+                                             .pointwise_warps = 2,
+                                             .stages = 3,
+                                             .register_chunks = 0,
+                                             .teams = 2,
+                                             .asks_ahead = true,
+                                             .kinds = 3}>;
+    Shared({.script = {.tiles = 9, .kinds = 3}});
+    Shared({.script = {.tiles = 9, .groups = 3, .kinds = 3, .is_damaged = true}});
+    constexpr auto Exact = Test<TreeStep, TreeArrays, float, 40, 2,
+                                TeamOptions{.units = 8,
+                                            .warps = 2,
+                                            .pointwise_warps = 2,
+                                            .stages = 3,
+                                            .register_chunks = 1,
+                                            .teams = 1,
+                                            .asks_ahead = true,
+                                            .kinds = 3}>;
+    Exact({.script = {.tiles = 9, .groups = 1, .kinds = 3}});
   }
   {  // blocks that meet, and warps that are held up
     constexpr auto Tree =

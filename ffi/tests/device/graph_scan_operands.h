@@ -89,7 +89,7 @@ struct NoArrays {
 
 // Random rows whose sources are any rows before their tile, leaves more often than not.
 struct RandomScript {
-  int leaves = 5, tiles = 6, unused = 2, groups = 2;
+  int leaves = 5, tiles = 6, unused = 2, groups = 2, kinds = 1;
   bool is_damaged = false;
   int nearest = 1;  // how many tiles before a row its sources are at least
 
@@ -116,7 +116,7 @@ struct RandomScript {
           }
           is_row[tile * kTileRows + row] = true;
         }
-        record[kRecordKind] = 0;
+        record[kRecordKind] = below(kinds);
       }
     }
     SetWaits(slots, script.data() + at);
@@ -134,7 +134,7 @@ struct RandomScript {
             .width = kTileRows,
             .slots = slots,
             .groups = groups,
-            .kinds = 1};
+            .kinds = kinds};
   }
 
  private:
@@ -173,8 +173,9 @@ class GraphOperands {
   // `gates`: of the weights.
   GraphOperands(const RandomScript& script, int gates)
       : script_(script),
+        gates_(gates),
         words_(script.Words(kSlots)),
-        weights_(Normal<State>(int64_t{gates} * kSlots * kHidden * kHidden)),
+        weights_(Normal<State>(Plan::kSizes.kinds * KindWeights(gates))),
         input_(Normal<State>(Rows() * 2 * kHidden)),
         number_(Normal<State>(Rows())),
         bias_(Normal<float>(kHidden)),
@@ -198,6 +199,7 @@ class GraphOperands {
     p.tiles = script_.AllTiles();
     p.groups = script_.groups;
     p.weights.values = weights_.data();
+    p.weight_kind_bytes = KindWeights(gates_) * int64_t{sizeof(State)};
     p.inputs[0] = {input_.data(), 2 * kHidden, kHidden, 1};
     p.inputs[1] = {number_.data(), 1, 1, 0};
     p.inputs[2] = {bias_.data(), 0, kHidden, 1};
@@ -231,6 +233,15 @@ class GraphOperands {
  protected:
   int64_t Rows() const { return int64_t{script_.AllTiles()} * kTileRows; }
 
+  static constexpr int64_t KindWeights(int gates) {
+    return int64_t{gates} * kSlots * kHidden * kHidden;
+  }
+  // The weight of a row's kind at a place.
+  double WeightOf(int64_t row, int64_t at) const {
+    const ScriptForm form = script_.FormOf(kSlots);
+    const int64_t record = form.RecordsAt() + row / kTileRows * form.RecordWords();
+    return ToAccumulator(weights_[words_[record + kRecordKind] * KindWeights(gates_) + at]);
+  }
   // A row's source, or a number below 0.
   int64_t SourceOf(int64_t row, int slot) const {
     const ScriptForm form = script_.FormOf(kSlots);
@@ -265,6 +276,7 @@ class GraphOperands {
   }
 
   const RandomScript script_;
+  const int gates_;
   const std::vector<int32_t> words_;
   std::vector<State> weights_;
 

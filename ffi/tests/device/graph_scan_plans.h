@@ -15,6 +15,7 @@ struct TeamOptions {
   int sum_warps = 0;  // where rows emit
   int window = 8;
   int sets = 1;  // where rows gather
+  int kinds = 1;
 };
 
 // What ffi/dynamic/team_plan.cc and jaxsparse/dynamic/engine.py print.
@@ -27,6 +28,7 @@ struct TeamPlan {
   static constexpr bool kEmits = kOptions.sum_warps > 0;
   static constexpr TeamSizes kSizes{TeamConfig{.row_parts = kEmits ? kSlotCount : Step::kProducts,
                                                .column_parts = kEmits ? Step::kStates : kSlotCount,
+                                               .kinds = kOptions.kinds,
                                                .state_bytes = sizeof(S),
                                                .hidden = kHidden,
                                                .units = kOptions.units,

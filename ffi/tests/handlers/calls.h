@@ -358,12 +358,17 @@ inline TestCall WaveCall(bool transposed, int64_t steps = 9) {
 // Of a cell of 5 products for two children, one carry, an input of each row and one that repeats,
 // or of its adjoint.
 inline TestCall GraphScanCall(bool emits, const std::string& dtype, int64_t tiles = 3) {
-  constexpr int64_t kUnits = 16, kLeaves = 10, kProducts = 5, kSlots = 2, kTeams = 2;
-  const ScriptForm form{
-      .leaves = kLeaves, .tiles = tiles, .graphs = 4, .width = 8, .slots = kSlots, .groups = 6};
+  constexpr int64_t kUnits = 16, kLeaves = 10, kProducts = 5, kSlots = 2, kKinds = 3, kTeams = 2;
+  const ScriptForm form{.leaves = kLeaves,
+                        .tiles = tiles,
+                        .graphs = 4,
+                        .width = 8,
+                        .slots = kSlots,
+                        .groups = 6,
+                        .kinds = kKinds};
   const int64_t rows = tiles * form.width;
   TestCall call;
-  call.operands = {{"weights", dtype, {1, kSlots * kUnits, kProducts * kUnits}},
+  call.operands = {{"weights", dtype, {kKinds, kSlots * kUnits, kProducts * kUnits}},
                    {"script", "int32", {form.ChannelsAt()}}};
   call.results = {{"states", dtype, {rows, emits ? kProducts : 1, kUnits}}};
   if (emits) {
@@ -382,6 +387,7 @@ inline TestCall GraphScanCall(bool emits, const std::string& dtype, int64_t tile
   call.attributes = {{"emits", emits},
                      {"products", kProducts},
                      {"slots", kSlots},
+                     {"kinds", kKinds},
                      {"leaves", kLeaves},
                      {"tiles", tiles},
                      {"script_groups", form.groups},

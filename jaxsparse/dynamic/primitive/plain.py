@@ -130,10 +130,14 @@ class _Loop(NamedTuple):
         is_row = self.rows_of(self.is_row, t)
         states, new, outputs = self.step(arrays, carries, [self._input(*x, t) for x in self.inputs])
         joined = [
-            jnp.where(is_row, jnp.concatenate(xs, 1), 0).astype(dtype)
+            jnp.where(is_row, self.joined(xs), 0).astype(dtype)
             for xs, dtype in zip((states, *outputs), self.dtypes, strict=True)
         ]
         return joined, [jnp.where(is_row, c, 0).astype(self.wide) for c in new]
+
+    def joined(self, xs: Sequence[Any]) -> Any:
+        """Arrays (n, h) side by side; there may be none, of a cell without products."""
+        return jnp.concatenate(xs, 1) if xs else jnp.zeros((self.form.width, 0), self.wide)
 
     def _input(self, x: Any, count: int, span: str, t: Any) -> list[Any]:
         """The arrays of an input at a tile, (n, h) each.
