@@ -78,6 +78,13 @@ __device__ __forceinline__ uint64_t MultiplyWide(uint32_t a, uint32_t b) {
   return product;
 }
 
+// So many bits to the right, however many: C++ says nothing of more than 31.
+__device__ __forceinline__ uint32_t ShiftRight(uint32_t x, uint32_t bits) {
+  uint32_t shifted;
+  asm("shr.b32 %0, %1, %2;" : "=r"(shifted) : "r"(x), "r"(bits));
+  return shifted;
+}
+
 // Bytes of a word by the numbers of four places, four bits each: 0 to 3 those of `word`, 4 a zero.
 __device__ __forceinline__ uint32_t PickBytes(uint32_t word, uint32_t places) {
   uint32_t picked;

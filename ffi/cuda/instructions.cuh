@@ -82,6 +82,9 @@ __device__ __forceinline__ void KeepInRegister(T& x) {
   asm volatile("" : "+r"(x)::"memory");
 }
 __device__ __forceinline__ void KeepInRegister(int64_t& x) { asm volatile("" : "+l"(x)::"memory"); }
+__device__ __forceinline__ void KeepInRegister(uint64_t& x) {
+  asm volatile("" : "+l"(x)::"memory");
+}
 template <typename T>
 __device__ __forceinline__ void KeepInRegister(const T*& x) {
   uint64_t address = __cvta_generic_to_global(x);

@@ -40,10 +40,10 @@ class CarryWindow {
  public:
   static constexpr bool kIsUsed = kSizes.window > 0;
   static constexpr int kUnproven = kSizes.Unproven();
-  // Sources that are so many tiles before lie in the window.
-  static constexpr int kReach = kIsUsed ? kSizes.window - kSizes.stages : 0;
+  // Sources that are no more tiles before are near: they lie in the window, if there is one.
+  static constexpr int kReach = kIsUsed ? kSizes.window - kSizes.stages : kUnproven;
   static_assert(kUnproven < kWarp - 1 && (kTiles & (kTiles - 1)) == 0);
-  static_assert(!kIsUsed || kReach >= kUnproven);
+  static_assert(kReach >= kUnproven);
 
   __device__ __forceinline__ explicit CarryWindow(Words4* shared)
       : barriers_(reinterpret_cast<uint64_t*>(reinterpret_cast<char*>(shared) + kSizes.made_at)),
@@ -55,15 +55,20 @@ class CarryWindow {
     FenceShared();
   }
 
-  // The bit of a source that is so many rows before the first one of a tile, from the highest one
-  // down. Whole warps wait until what the bits of all lanes stand for is there.
-  __device__ __forceinline__ static uint32_t BitOf(uint32_t rows_before) {
-    const uint32_t before = (rows_before + kTileRows - 1) / kTileRows;
-    return kHighest >> (before < kWarp ? before : kWarp - 1);
+  // Whether a computed row is near, from the last row of a tile, which is so many rows behind it,
+  // and then the bit of the row's tile, from the highest one down. Whole warps wait until what the
+  // bits of all lanes stand for is there.
+  __device__ __forceinline__ static bool IsNear(uint32_t rows_before) {
+    return rows_before < (kReach + 1) * kTileRows;
   }
-  __device__ __forceinline__ void WaitUntilMade(uint32_t number, uint32_t bits) const {
+  __device__ __forceinline__ static uint32_t BitOf(uint32_t rows_before) {
+    return ShiftRight(kHighest, rows_before / kTileRows);
+  }
+  __device__ __forceinline__ static uint32_t OfAllLanes(uint32_t bits) {
+    return Plan::kBarrier ? 0 : __reduce_or_sync(kAllLanes, bits);
+  }
+  __device__ __forceinline__ void WaitUntilMade(uint32_t number, uint32_t all) const {
     if constexpr (Plan::kBarrier) return;
-    const uint32_t all = __reduce_or_sync(kAllLanes, bits);
 #pragma unroll
     for (int set = 0; set < kSizes.sets; ++set) {
       const uint32_t of_set = all & TilesOfSet(set);

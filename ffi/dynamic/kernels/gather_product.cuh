@@ -32,6 +32,7 @@ class GatherProducts {
   static constexpr bool kIsEven = kSizes.part % kTogether == 0;
   static constexpr int kRowLoads = kIsEven ? kSizes.part / kTogether : 1;
   static constexpr int kRows = kLoads / kRowLoads;  // that a lane loads
+  static constexpr uint32_t kRowBytes = kSizes.hidden * sizeof(State);
 
  public:
   __device__ __forceinline__ GatherProducts(const GraphScanProblem& p, Words4* shared,
@@ -41,16 +42,28 @@ class GatherProducts {
         tiles_(p),
         watchdog_(p.wait_limits),
         backoff_(p.poll_delays),
-        stop_(stop) {}
+        stop_(stop),
+        leaf_states_(reinterpret_cast<uint64_t>(p.leaf_states)),
+        states_(reinterpret_cast<uint64_t>(p.states) -
+                MultiplyWide(static_cast<uint32_t>(p.leaves), kRowBytes)) {
+    if constexpr (kIsEven) {
+      leaf_states_ += FirstByteOf(0);
+      states_ += FirstByteOf(0);
+      KeepInRegister(leaf_states_);  // or they are found for every tile
+      KeepInRegister(states_);
+    }
+  }
 
   __device__ __forceinline__ void Run(const GraphScanProblem& p) {
     Take(p);
     if (!next_.tile.exists) return;
     backoff_.Start();
     Asked even, odd;
-    const Sources first = next_;
+    Find(p, even);
     Take(p);
-    Ask(p, first, even);
+    Ask(even);
+    Find(p, odd);
+    Take(p);
     for (;;) {
       if (!Turn(p, even, odd)) return;
       if (!Turn(p, odd, even)) return;
@@ -65,14 +78,15 @@ class GatherProducts {
     int kind;
     int source[kRows];
   };
-  // What has been asked for, and where it lies.
+  // What is asked for, and where it lies. Where there is no tile there is nothing to ask for.
   struct Asked {
+    bool exists;
     int kind;
     States x;
     StatePlace row[kRows];
   };
 
-  // Goes on by a tile, whose record is read a tile before its states are asked for.
+  // Asks for the record of one more tile.
   __device__ __forceinline__ void Take(const GraphScanProblem& p) {
     next_.tile = tiles_.Next(p);
     next_.kind = Tiles::LoadKind(p, next_.tile);
@@ -83,50 +97,63 @@ class GatherProducts {
   }
 
   // Makes the products of a tile whose states were asked for, or some of them. Whether there is
-  // another one.
+  // another one, of which it is known where its states lie.
+  //
+  // Loads share a few counters, on which a warp waits for all that was asked for before. So a turn
+  // looks at what earlier ones have asked for, and asks for more after that.
   __device__ __forceinline__ bool Turn(const GraphScanProblem& p, Asked& now, Asked& ahead) {
     MeetTeam<Plan>(p, number_, &watchdog_);
     Delay<Plan::kMostDelay>(number_++);
-    const Sources next = next_;
-    Take(p);
-    if (kSizes.asks_ahead && next.tile.exists) Ask(p, next, ahead);
     StatePlace places[kLoads];
     PlacesOf(now, places);
+    const bool is_missing = IsMissing(places, now.x);
     ring_.WaitUntilEmpty();  // which it is long before the states come
-    const int looks = LookForStates(places, now.x, backoff_, &watchdog_);
+    if (kSizes.asks_ahead) Ask(ahead);
+    int looks = 0;
+    if (is_missing) {
+      looks = LookAgain(places, now.x, backoff_, &watchdog_);
+      if (looks == 0) *stop_ = 1;
+    }
     product_.Multiply(now.kind, now.x, ring_.partials());
-    if (watchdog_.timed_out()) *stop_ = 1;
     ring_.Fill();
     if (looks > 0) backoff_.Adapt(looks > 1);
     backoff_.Start();
-    if (!kSizes.asks_ahead && next.tile.exists) Ask(p, next, ahead);
-    return next.tile.exists;
+    if (!kSizes.asks_ahead) Ask(ahead);
+    Find(p, now);  // of the tile behind `ahead`, whose record was asked for a turn ago
+    Take(p);
+    return ahead.exists;
   }
 
-  // Of the row that a lane loads: its slot, and the first column there.
+  // Of the row that a lane loads: its slot, and where in the row its states begin.
   __device__ __forceinline__ int SlotOf(int i) const {
     if constexpr (kIsEven) return i;
     return product_.HasColumn(i) ? product_.Column(i) / kSizes.part : 0;
   }
-  __device__ __forceinline__ int ColumnOf(int i) const {
-    if constexpr (kIsEven) return product_.Column(0);
-    return product_.HasColumn(i) ? product_.Column(i) % kSizes.part : 0;
+  __device__ __forceinline__ uint32_t FirstByteOf(int i) const {
+    const int column = kIsEven ? product_.Column(0)
+                       : product_.HasColumn(i) ? product_.Column(i) % kSizes.part : 0;
+    return static_cast<uint32_t>(column) * sizeof(State);
   }
 
-  __device__ __forceinline__ void Ask(const GraphScanProblem& p, const Sources& of,
-                                      Asked& asked) const {
-    asked.kind = of.kind;
+  // Where the states of the sources lie that the record tells.
+  __device__ __forceinline__ void Find(const GraphScanProblem& p, Asked& to) const {
+    to.exists = next_.tile.exists;
+    to.kind = next_.kind;
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      const SourceRow row = Tiles::Checked(p, of.tile, of.source[i]);
-      const auto* states = static_cast<const State*>(row.is_leaf ? p.leaf_states : p.states);
+      const SourceRow row = Tiles::Checked(p, next_.tile, next_.source[i]);
       const bool exists = row.exists && (kIsEven || product_.HasColumn(i));
-      states += uint64_t{static_cast<uint32_t>(row.row)} * kSizes.hidden + ColumnOf(i);
-      asked.row[i] = {reinterpret_cast<const Words4*>(states), exists, exists && !row.is_leaf};
+      const uint64_t states = (row.is_leaf ? leaf_states_ : states_) +
+                              MultiplyWide(static_cast<uint32_t>(next_.source[i]), kRowBytes) +
+                              (kIsEven ? 0 : FirstByteOf(i));
+      to.row[i] = {reinterpret_cast<const Words4*>(states), exists, exists && !row.is_leaf};
     }
+  }
+
+  __device__ __forceinline__ static void Ask(Asked& of) {
     StatePlace places[kLoads];
-    PlacesOf(asked, places);
-    AskForStates(places, asked.x);
+    PlacesOf(of, places);
+    AskForStates(places, of.x);
   }
 
   __device__ __forceinline__ static void PlacesOf(const Asked& asked,
@@ -145,6 +172,9 @@ class GatherProducts {
   Watchdog watchdog_;
   Backoff backoff_;
   volatile uint32_t* const stop_;
+  // Those of leaves, and of computed rows, which are counted behind leaves; from the lane's column
+  // on, if it is the same in all rows.
+  uint64_t leaf_states_, states_;
   Sources next_ = {};
   int64_t number_ = 0;  // of tiles that the team has begun
 };

@@ -26,6 +26,8 @@ class GatherSteps {
   static constexpr int kCarries = Step::kCarries / kSlots;  // of a row
   static constexpr int kCarrySlots = Step::kCarries > 0 ? Step::kCarries : 1;
   static_assert(Step::kCarries == kSlots * kCarries && Step::kStates == 1);
+  static constexpr uint32_t kRowBytes = kSizes.hidden * sizeof(float);
+  static constexpr bool kHasOneUnit = kSizes.set_threads % kSizes.units == 0;  // a thread
   static_assert(kSizes.carries == kCarries);
 
  public:
@@ -36,21 +38,29 @@ class GatherSteps {
         ring_(shared, set_),
         window_(shared),
         tiles_(p, static_cast<int>(set_)),
-        stop_(stop) {}
+        stop_(stop) {
+#pragma unroll
+    for (int c = 0; c < kCarries; ++c) {
+      const int unit = Items::FirstUnit() + (kHasOneUnit ? items_.At(0).unit : 0);
+      leaf_carries_[c] = reinterpret_cast<const char*>(p.leaf_carries[c] + unit);
+      carries_[c] = reinterpret_cast<const char*>(p.carries[c] + unit) -
+                    MultiplyWide(static_cast<uint32_t>(p.leaves), kRowBytes);
+      KeepInRegister(leaf_carries_[c]);  // or they are found for every tile
+      KeepInRegister(carries_[c]);
+    }
+  }
 
   __device__ __forceinline__ void Run(const GraphScanProblem& p) {
     if (set_ == 0) ClearUnused(p);
     Take(p);
+    FindSources(p, set_);
     Take(p);
     LoadInputs(p, false);
-    for (uint32_t number = set_; now_.tile.exists; number += kSizes.sets) {
+    for (uint32_t number = set_; now_.exists; number += kSizes.sets) {
       MeetTeam<Plan>(p, number, nullptr);
       Delay<Plan::kMostDelay>(~int64_t{number});
-      if constexpr (kCarries > 0) LoadCarries(p, number);
-      else FindRows(p);
-      const TeamTile tile = now_.tile;
-      Take(p);
-      MakeSteps(p, tile, number);
+      if constexpr (kCarries > 0) LoadNearCarries(number);
+      MakeSteps(p, number);
     }
   }
 
@@ -66,9 +76,8 @@ class GatherSteps {
     return (threadIdx.x - kSizes.product_threads) / kSizes.set_threads;
   }
 
-  // Goes on to the set's next tile: its record was asked for when the one before became the next.
+  // Asks for the record of one more tile of the set.
   __device__ __forceinline__ void Take(const GraphScanProblem& p) {
-    now_ = next_;
     next_.tile = tiles_.Next(p, kSizes.sets);
 #pragma unroll
     for (int n = 0; n < kItems; ++n) {
@@ -89,78 +98,77 @@ class GatherSteps {
   }
 
   __device__ __forceinline__ void LoadInputs(const GraphScanProblem& p, bool again) {
-    if (!now_.tile.exists) return;
+    if (!now_.exists) return;
 #pragma unroll
     for (int n = 0; n < kItems; ++n) {
       const TeamItem item = items_.At(n);
       if (!item.exists) continue;
-      Arrays::LoadInputs(p, RowOf(now_.tile, item), Items::FirstUnit() + item.unit, input_[n],
+      Arrays::LoadInputs(p, RowOf(now_, item), Items::FirstUnit() + item.unit, input_[n],
                          again);
     }
   }
 
-  // A row without any source is padding.
-  __device__ __forceinline__ void FindRows(const GraphScanProblem& p) {
+  // Goes on to the next tile, whose record was asked for a tile of the set before. Carries that are
+  // in memory for sure are asked for at once, a tile before they are needed.
+  __device__ __forceinline__ void FindSources(const GraphScanProblem& p, uint32_t number) {
+    now_ = next_.tile;
+    // Of the tile's last row, as sources are counted, and in the window.
+    const auto last = static_cast<uint32_t>(p.leaves + now_.number * kTileRows + kTileRows - 1);
+    const uint32_t behind = number * kTileRows + kTileRows - 1 - last;
+    uint32_t unproven = 0;
 #pragma unroll
     for (int n = 0; n < kItems; ++n) {
       is_real_[n] = false;
 #pragma unroll
       for (int k = 0; k < kSlots; ++k) {
-        is_real_[n] |= Tiles::Checked(p, now_.tile, now_.source[n][k]).exists;
-      }
-    }
-  }
-
-  // Those of the sources, before the products are there (carry_window.cuh); zeros where there is
-  // none.
-  __device__ __forceinline__ void LoadCarries(const GraphScanProblem& p, uint32_t number) {
-    const uint32_t end = static_cast<uint32_t>(now_.tile.number) * kTileRows;
-    uint32_t address[kItems][kSlots], unproven = 0;
-    bool is_near[kItems][kSlots];
-    SourceRow source[kItems][kSlots];
-#pragma unroll
-    for (int n = 0; n < kItems; ++n) {
-      is_real_[n] = false;
-#pragma unroll
-      for (int k = 0; k < kSlots; ++k) {
-        SourceRow& of = source[n][k];
-        of = Tiles::Checked(p, now_.tile, now_.source[n][k]);
-        is_real_[n] |= of.exists;
-        const uint32_t before = end - static_cast<uint32_t>(of.row);
-        const bool is_computed = of.exists && !of.is_leaf;
-        unproven |= is_computed ? Window::BitOf(before) : 0;
-        is_near[n][k] = is_computed && before <= Window::kReach * kTileRows;
-        address[n][k] = window_.AddressOf(number * kTileRows - before, items_.At(n).unit);
-        // What lies farther back is there.
-        if constexpr (Window::kIsUsed) {
-          LoadFromMemory(p, of, of.exists && !is_near[n][k], n, &carry_[n][k * kCarries]);
+        const auto source = static_cast<uint32_t>(next_.source[n][k]);
+        const SourceRow of = Tiles::Checked(p, now_, next_.source[n][k]);
+        is_real_[n] |= of.exists;  // a row without any source is padding
+        if constexpr (kCarries > 0) {
+          const uint32_t before = last - source;
+          const bool is_near = of.exists && !of.is_leaf && Window::IsNear(before);
+          if (is_near) unproven |= Window::BitOf(before);
+          is_near_[n][k] = is_near;
+          near_[n][k] = Window::kIsUsed ? window_.AddressOf(source + behind, items_.At(n).unit)
+                                        : source;
+          LoadFromMemory(source, of.is_leaf, of.exists && !is_near, n, &carry_[n][k * kCarries]);
         }
       }
     }
-    window_.WaitUntilMade(number, unproven);
+    if constexpr (kCarries > 0) unproven_ = Window::OfAllLanes(unproven);
+  }
+
+  // Before the products are there (carry_window.cuh). They have registers of their own: a load to
+  // one waits for what is on its way there.
+  __device__ __forceinline__ void LoadNearCarries(uint32_t number) {
+    window_.WaitUntilMade(number, unproven_);
 #pragma unroll
     for (int n = 0; n < kItems; ++n) {
 #pragma unroll
       for (int k = 0; k < kSlots; ++k) {
-        float* to = &carry_[n][k * kCarries];
-        if constexpr (Window::kIsUsed) Window::LoadIf(is_near[n][k], address[n][k], to);
-        else LoadFromMemory(p, source[n][k], source[n][k].exists, n, to);
+        float* to = &near_carry_[n][k * kCarries];
+        if constexpr (Window::kIsUsed) {
+          Window::LoadIf(is_near_[n][k], near_[n][k], to);
+        } else {
+          LoadFromMemory(near_[n][k], false, is_near_[n][k], n, to);
+        }
       }
     }
   }
 
-  __device__ __forceinline__ void LoadFromMemory(const GraphScanProblem& p, const SourceRow& source,
-                                                 bool exists, int n, float* to) const {
-    const uint64_t at = PlaceOf(static_cast<uint32_t>(source.row), items_.At(n).unit);
+  __device__ __forceinline__ void LoadFromMemory(uint32_t source, bool is_leaf, bool exists, int n,
+                                                 float* to) const {
 #pragma unroll
     for (int c = 0; c < kCarries; ++c) {
-      const float* from = source.is_leaf ? p.leaf_carries[c] : p.carries[c];
-      to[c] = exists ? from[at] : 0.f;
+      const char* from = (is_leaf ? leaf_carries_[c] : carries_[c]) +
+                         MultiplyWide(source, kRowBytes) +
+                         (kHasOneUnit ? 0 : items_.At(n).unit * sizeof(float));
+      to[c] = exists ? *reinterpret_cast<const float*>(from) : 0.f;
     }
   }
 
-  __device__ __forceinline__ void MakeSteps(const GraphScanProblem& p, const TeamTile& tile,
-                                            uint32_t number) {
+  __device__ __forceinline__ void MakeSteps(const GraphScanProblem& p, uint32_t number) {
+    const TeamTile tile = now_;
     // What could come between the products and the states comes before them.
     State* to[kItems];
     uint32_t in_window[kItems], parts = AddressOfShared(ring_.partials());
@@ -185,6 +193,7 @@ class GatherSteps {
     for (int n = 0; n < kItems; ++n) {
       float input[Arrays::kInputSlots], state[1];
       Arrays::ConvertInputs(input_[n], input);
+      ChooseCarries(n);
       Step::Apply(products[n], carry_[n], input, state, outputs[n]);
       is_real_[n] = is_real_[n] && !stopped;
       items_.Publish(items_.At(n), is_real_[n] ? state[0] : spoiled, to[n]);
@@ -203,7 +212,20 @@ class GatherSteps {
       }
       window_.SetMade(number);
     }
-    LoadInputsAndStore(p, tile, spoiled, outputs);
+    Store(p, tile, spoiled, outputs);
+    FindSources(p, number + kSizes.sets);
+    Take(p);
+    LoadInputs(p, true);
+  }
+
+  // Of each source, one of the two that have been loaded: the other one is 0.
+  __device__ __forceinline__ void ChooseCarries(int n) {
+#pragma unroll
+    for (int i = 0; i < Step::kCarries; ++i) {
+      carry_[n][i] = __uint_as_float(__float_as_uint(carry_[n][i]) |
+                                     __float_as_uint(near_carry_[n][i]));
+      near_carry_[n][i] = 0;
+    }
   }
 
   __device__ __forceinline__ void StoreCarries(const GraphScanProblem& p, const TeamTile& tile,
@@ -213,10 +235,9 @@ class GatherSteps {
     for (int c = 0; c < kCarries; ++c) p.carries[c][at] = carry_[n][c];
   }
 
-  __device__ __forceinline__ void LoadInputsAndStore(
-      const GraphScanProblem& p, const TeamTile& tile, float spoiled,
-      float (&outputs)[kItems][Arrays::kOutputSlots]) {
-    LoadInputs(p, true);
+  __device__ __forceinline__ void Store(const GraphScanProblem& p, const TeamTile& tile,
+                                        float spoiled,
+                                        float (&outputs)[kItems][Arrays::kOutputSlots]) const {
 #pragma unroll
     for (int n = 0; n < kItems; ++n) {
       const TeamItem item = items_.At(n);
@@ -283,9 +304,17 @@ class GatherSteps {
   const Window window_;
   Tiles tiles_;
   const volatile uint32_t* const stop_;
-  OfTile now_ = {}, next_ = {};
+  // Carries of leaves, and of computed rows, which are counted behind leaves; of the thread's unit,
+  // if it has only one, and else of the block's first one.
+  const char *leaf_carries_[kCarrySlots], *carries_[kCarrySlots];
+  TeamTile now_ = {};
+  OfTile next_ = {};
   bool is_real_[kItems];
-  float carry_[kItems][kCarrySlots];
+  // Of the tile's sources: whether they are near, and where; what must be made before; carries that
+  // come from memory, and of near sources; 0 where there are none.
+  bool is_near_[kItems][kSlots];
+  uint32_t near_[kItems][kSlots], unproven_;
+  float carry_[kItems][kCarrySlots], near_carry_[kItems][kCarrySlots] = {};
   uint32_t input_[kItems][Arrays::kInputSlots] = {};
 };
 

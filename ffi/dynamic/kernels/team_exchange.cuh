@@ -33,13 +33,12 @@ __device__ __forceinline__ bool IsMissing(const StatePlace (&places)[kLoads],
   return __any_sync(kAllLanes, missing);
 }
 
-// Until all that was asked for is there, or the watchdog times out. The second look comes as late
-// as the backoff says, others at once. How many looks were in vain, by which a backoff adapts.
+// After a look in vain, until all that was asked for is there, or the watchdog times out. The
+// second look comes as late as the backoff says, others at once. How many looks were in vain, by
+// which a backoff adapts, or 0 if the watchdog timed out.
 template <int kLoads>
-__device__ __forceinline__ int LookForStates(const StatePlace (&places)[kLoads],
-                                             Words4 (&x)[kLoads], const Backoff& backoff,
-                                             Watchdog* watchdog) {
-  if (!IsMissing(places, x)) return 0;
+__device__ __forceinline__ int LookAgain(const StatePlace (&places)[kLoads], Words4 (&x)[kLoads],
+                                         const Backoff& backoff, Watchdog* watchdog) {
   watchdog->Begin();
   backoff.Wait();
   for (int looks = 1;; ++looks) {
@@ -50,6 +49,14 @@ __device__ __forceinline__ int LookForStates(const StatePlace (&places)[kLoads],
     if (!IsMissing(places, x)) return looks;
     if (__any_sync(kAllLanes, watchdog->TimesOut())) return 0;
   }
+}
+
+// The same from the first look on.
+template <int kLoads>
+__device__ __forceinline__ int LookForStates(const StatePlace (&places)[kLoads],
+                                             Words4 (&x)[kLoads], const Backoff& backoff,
+                                             Watchdog* watchdog) {
+  return IsMissing(places, x) ? LookAgain(places, x, backoff, watchdog) : 0;
 }
 
 }  // namespace jaxsparse

@@ -44,7 +44,11 @@ class TeamMma {
   using States = Words4[kLoads];
 
   __device__ __forceinline__ TeamMma(const GraphScanProblem& p, Words4* shared)
-      : warp_(threadIdx.x / kWarp), lane_(threadIdx.x % kWarp), shared_(shared + threadIdx.x) {
+      : warp_(threadIdx.x / kWarp),
+        lane_(threadIdx.x % kWarp),
+        place_(warp_ * kSizes.warp_part + PlaceOfProduct(TileRow(), lane_ % 4 * 2)),
+        shared_(shared + threadIdx.x) {
+    KeepInRegister(place_);  // or it is found for every tile
 #pragma unroll
     for (int kind = 0; kRegisterChunks > 0 && kind < kRegisterKinds; ++kind) {
       const Loads loads = LoadsOf(p, kind);
@@ -92,7 +96,8 @@ class TeamMma {
   __device__ __forceinline__ void Multiply(int kind, const States& x, float* partials) const {
     float sums[kSizes.chains][kRowTiles][4] = {};
     AddProducts<0>(kind, x, sums);
-    const uint32_t part = AddressOfShared(partials + warp_ * kSizes.warp_part);
+    const int behind = PlaceBehind(8, place_) - place_;
+    const uint32_t part = AddressOfShared(partials) + place_ * 4;
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
@@ -101,8 +106,7 @@ class TeamMma {
       }
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int row = m * 16 + half * 8 + TileRow();
-        StoreShared(part + PlaceOfProduct(row, lane_ % 4 * 2) * 4,
+        StoreShared(part + (m * 16 * kTileRows + half * behind) * 4,
                     __float_as_uint(sums[0][m][2 * half]),
                     __float_as_uint(sums[0][m][2 * half + 1]));
       }
@@ -150,6 +154,7 @@ class TeamMma {
   }
 
   const int warp_, lane_;
+  int place_;  // of the first products that the lane leaves
   Words4* const shared_;
   ChunkWeights<Plan> weights_[kRegisterKinds][kRegisterChunks > 0 ? kRegisterChunks : 1];
 };

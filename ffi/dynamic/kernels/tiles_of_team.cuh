@@ -68,12 +68,12 @@ class TilesOfTeam {
 
   __device__ __forceinline__ static SourceRow Checked(const GraphScanProblem& p,
                                                       const TeamTile& tile, int source) {
-    // In 32 bits, which rows of all tiles have room in: less than 0 it is a leaf, or none.
-    const int computed = static_cast<int>(static_cast<uint32_t>(source) - p.leaves);
-    const uint32_t after = static_cast<uint32_t>(computed) - tile.first * kTileRows;
+    // Less than 0 is a large number, and no row's.
+    const auto row = static_cast<uint32_t>(source), leaves = static_cast<uint32_t>(p.leaves);
+    const bool is_leaf = row < leaves;
+    const uint32_t after = row - leaves - static_cast<uint32_t>(tile.first * kTileRows);
     const bool is_before = after < static_cast<uint32_t>((tile.number - tile.first) * kTileRows);
-    const bool is_leaf = source >= 0 && computed < 0;
-    return {is_leaf ? source : computed, is_leaf, source >= 0 && (is_leaf || is_before)};
+    return {is_leaf ? row : row - leaves, is_leaf, is_leaf || is_before};
   }
 
   // How many tiles any team makes.

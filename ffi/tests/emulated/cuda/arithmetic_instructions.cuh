@@ -47,6 +47,7 @@ inline float MinOrNan(float a, float b) {
 }
 
 inline uint64_t MultiplyWide(uint32_t a, uint32_t b) { return uint64_t{a} * b; }
+inline uint32_t ShiftRight(uint32_t x, uint32_t bits) { return bits < 32 ? x >> bits : 0; }
 inline uint32_t PickBytes(uint32_t word, uint32_t places) {
   uint32_t picked = 0;
   for (int i = 0; i < 4; ++i) {
