@@ -52,13 +52,15 @@ def form_of(params: dict[str, Any], avals: Sequence[ShapedArray], names: Sequenc
     )
 
 
-def source(step: Step, form: ScanForm, plan: Plan, delay: int) -> str:
+def source(step: Step, form: ScanForm, spans: Sequence[str], plan: Plan, delay: int) -> str:
     """The kernel's translation unit: the step and the plan, printed, and the kernel.
 
-    ``delay`` is `recurrent.engine.most_delay`.
+    ``spans`` are the dimensions that inputs do not repeat along, and ``delay`` is
+    `recurrent.engine.most_delay`.
     """
     outputs = tuple("float32" if wide else form.state_dtype for wide in step.wide_outputs)
     dtype = _ffi.SCAN_DTYPES[form.state_dtype]
+    of_row = ", ".join(str("r" in span).lower() for span in spans)
     return (
         f'#include "{_FILE}"\n#include "cuda/pointwise.cuh"\n\n'
         f"{printed_step(step, prepares=form.emits)}\n"
@@ -66,6 +68,7 @@ def source(step: Step, form: ScanForm, plan: Plan, delay: int) -> str:
         f"  using State = {dtype};\n"
         f"  using Weight = {dtype};\n"
         f"{printer.print_arrays(step.inputs, form.input_dtypes, step.outputs, outputs)}"
+        f"  static constexpr bool kInputIsOfRow[] = {{{of_row or 'false'}}};\n"
         f"{plan.constants}"
         f"  static constexpr unsigned kMostDelay = {delay};\n"
         "};\n"
@@ -89,7 +92,7 @@ def ffi_call(
     plan: Plan | NoPlan = make_plan(form, device, variant)
     if isinstance(plan, Plan):
         try:
-            text = source(step, form, plan, delay)
+            text = source(step, form, params["spans"], plan, delay)
         except ValueError as error:  # in a derivative: the cell itself was checked
             plan = NoPlan(str(error))
     if isinstance(plan, Plan) and not forced:

@@ -1,19 +1,24 @@
 // Where the pointwise warps of a block find the carries of a tile's sources. A carry stays with the
 // block that made it, but another set of warps may have done that. The carries of the nearest tiles
-// lie in shared memory, those of farther ones and of leaves in global memory alone.
+// lie in shared memory, those of farther ones and of leaves in global memory alone. If there is no
+// room for a window, those of near ones do, too.
 //
 // A set begins with tile t, by the numbers of a team's tiles, before its products are there. What
 // may it read?
 //
-// Tiles of which a barrier says that they are made. Each warp of a set arrives at the barrier of
-// tile u when it has published its states of u and stored its carries, so that those of all units
-// of the block are there. To wait for that costs nothing: the products of t wait for the same
-// states, on their way through the L2 cache. Of each set the newest tile proves the older ones.
+// Near tiles of which a barrier says that they are made. Each warp of a set arrives at the barrier
+// of tile u when it has published its states of u and stored its carries, so that those of all
+// units of the block are there. To wait for that costs nothing: the products of t wait for the
+// same states, on their way through the L2 cache. Of each set the newest tile proves the older
+// ones.
 //
 // Tiles that are more than `Unproven` before t. With u's carries behind it, its set has emptied
 // the stage of tile u + sets. Product warps waited for that before they filled it again, for
 // u + sets + stages. Our set has waited for those products, or for later ones, if they came no
 // later than its last tile, t - sets.
+//
+// Far ones, a tile ahead: with tile t it asks for carries of the sources of t + sets. What is far
+// from that is more than `Unproven` + sets tiles before it, and so more than `Unproven` before t.
 //
 // A place in the window is written by tile t when all are done with tile t - window: t is full, so
 // tiles up to t - stages are emptied, which warps do when they have loaded their carries. The
@@ -41,9 +46,9 @@ class CarryWindow {
   static constexpr bool kIsUsed = kSizes.window > 0;
   static constexpr int kUnproven = kSizes.Unproven();
   // Sources that are no more tiles before are near: they lie in the window, if there is one.
-  static constexpr int kReach = kIsUsed ? kSizes.window - kSizes.stages : kUnproven;
+  static constexpr int kReach = kIsUsed ? kSizes.window - kSizes.stages : kUnproven + kSizes.sets;
   static_assert(kUnproven < kWarp - 1 && (kTiles & (kTiles - 1)) == 0);
-  static_assert(kReach >= kUnproven);
+  static_assert(kReach >= kUnproven + kSizes.sets);
 
   __device__ __forceinline__ explicit CarryWindow(Words4* shared)
       : barriers_(reinterpret_cast<uint64_t*>(reinterpret_cast<char*>(shared) + kSizes.made_at)),

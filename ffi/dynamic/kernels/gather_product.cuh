@@ -59,10 +59,10 @@ class GatherProducts {
     if (!next_.tile.exists) return;
     backoff_.Start();
     Asked even, odd;
-    Find(p, even);
+    Find(p, next_, even);
     Take(p);
     Ask(even);
-    Find(p, odd);
+    Find(p, next_, odd);
     Take(p);
     for (;;) {
       if (!Turn(p, even, odd)) return;
@@ -109,6 +109,8 @@ class GatherProducts {
     const bool is_missing = IsMissing(places, now.x);
     ring_.WaitUntilEmpty();  // which it is long before the states come
     if (kSizes.asks_ahead) Ask(ahead);
+    const Sources next = next_;  // its record was asked for a turn ago
+    Take(p);
     int looks = 0;
     if (is_missing) {
       looks = LookAgain(places, now.x, backoff_, &watchdog_);
@@ -119,8 +121,7 @@ class GatherProducts {
     if (looks > 0) backoff_.Adapt(looks > 1);
     backoff_.Start();
     if (!kSizes.asks_ahead) Ask(ahead);
-    Find(p, now);  // of the tile behind `ahead`, whose record was asked for a turn ago
-    Take(p);
+    Find(p, next, now);
     return ahead.exists;
   }
 
@@ -130,21 +131,23 @@ class GatherProducts {
     return product_.HasColumn(i) ? product_.Column(i) / kSizes.part : 0;
   }
   __device__ __forceinline__ uint32_t FirstByteOf(int i) const {
-    const int column = kIsEven ? product_.Column(0)
-                       : product_.HasColumn(i) ? product_.Column(i) % kSizes.part : 0;
+    const int column = kIsEven                 ? product_.Column(0)
+                       : product_.HasColumn(i) ? product_.Column(i) % kSizes.part
+                                               : 0;
     return static_cast<uint32_t>(column) * sizeof(State);
   }
 
-  // Where the states of the sources lie that the record tells.
-  __device__ __forceinline__ void Find(const GraphScanProblem& p, Asked& to) const {
-    to.exists = next_.tile.exists;
-    to.kind = next_.kind;
+  // Where the states of a tile's sources lie.
+  __device__ __forceinline__ void Find(const GraphScanProblem& p, const Sources& of,
+                                       Asked& to) const {
+    to.exists = of.tile.exists;
+    to.kind = of.kind;
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      const SourceRow row = Tiles::Checked(p, next_.tile, next_.source[i]);
+      const SourceRow row = Tiles::Checked(p, of.tile, of.source[i]);
       const bool exists = row.exists && (kIsEven || product_.HasColumn(i));
       const uint64_t states = (row.is_leaf ? leaf_states_ : states_) +
-                              MultiplyWide(static_cast<uint32_t>(next_.source[i]), kRowBytes) +
+                              MultiplyWide(static_cast<uint32_t>(of.source[i]), kRowBytes) +
                               (kIsEven ? 0 : FirstByteOf(i));
       to.row[i] = {reinterpret_cast<const Words4*>(states), exists, exists && !row.is_leaf};
     }

@@ -56,19 +56,31 @@ class GatherSteps {
     FindSources(p, set_);
     Take(p);
     LoadInputs(p, false);
-    for (uint32_t number = set_; now_.exists; number += kSizes.sets) {
+#pragma unroll
+    for (int n = 0; n < kItems; ++n) Arrays::ConvertOfAllRows(input_[n]);
+    for (uint32_t number = set_; ahead_.tile.exists; number += kSizes.sets) {
       MeetTeam<Plan>(p, number, nullptr);
       Delay<Plan::kMostDelay>(~int64_t{number});
-      if constexpr (kCarries > 0) LoadNearCarries(number);
+      Begin(number);
+      FindSources(p, number + kSizes.sets);
+      Take(p);
       MakeSteps(p, number);
     }
   }
 
  private:
   // A tile on its way to a thread: what the script says of the rows of its items.
-  struct OfTile {
+  struct Record {
     TeamTile tile;
     int source[kItems][kSlots];
+  };
+  // Then: whether rows have any sources, or else they are padding; whether these are near, and
+  // where; what must be made before; carries that come from memory, and else 0.
+  struct Sources {
+    TeamTile tile;
+    bool is_real[kItems], is_near[kItems][kSlots];
+    uint32_t near[kItems][kSlots], unproven;
+    float carry[kItems][kCarrySlots];
   };
 
   __device__ __forceinline__ static uint32_t SetOfThread() {
@@ -98,60 +110,72 @@ class GatherSteps {
   }
 
   __device__ __forceinline__ void LoadInputs(const GraphScanProblem& p, bool again) {
-    if (!now_.exists) return;
+    if (!ahead_.tile.exists) return;
 #pragma unroll
     for (int n = 0; n < kItems; ++n) {
       const TeamItem item = items_.At(n);
       if (!item.exists) continue;
-      Arrays::LoadInputs(p, RowOf(now_, item), Items::FirstUnit() + item.unit, input_[n],
+      Arrays::LoadInputs(p, RowOf(ahead_.tile, item), Items::FirstUnit() + item.unit, input_[n],
                          again);
     }
   }
 
-  // Goes on to the next tile, whose record was asked for a tile of the set before. Carries that are
-  // in memory for sure are asked for at once, a tile before they are needed.
+  // Of the tile after the one that the set has begun, whose record was asked for a tile before.
+  // Carries that are in memory for sure are asked for, so that no tile waits for them.
   __device__ __forceinline__ void FindSources(const GraphScanProblem& p, uint32_t number) {
-    now_ = next_.tile;
+    ahead_.tile = next_.tile;
     // Of the tile's last row, as sources are counted, and in the window.
-    const auto last = static_cast<uint32_t>(p.leaves + now_.number * kTileRows + kTileRows - 1);
+    const auto last =
+        static_cast<uint32_t>(p.leaves + next_.tile.number * kTileRows + kTileRows - 1);
     const uint32_t behind = number * kTileRows + kTileRows - 1 - last;
     uint32_t unproven = 0;
 #pragma unroll
     for (int n = 0; n < kItems; ++n) {
-      is_real_[n] = false;
+      ahead_.is_real[n] = false;
 #pragma unroll
       for (int k = 0; k < kSlots; ++k) {
         const auto source = static_cast<uint32_t>(next_.source[n][k]);
-        const SourceRow of = Tiles::Checked(p, now_, next_.source[n][k]);
-        is_real_[n] |= of.exists;  // a row without any source is padding
+        const SourceRow of = Tiles::Checked(p, next_.tile, next_.source[n][k]);
+        ahead_.is_real[n] |= of.exists;
         if constexpr (kCarries > 0) {
           const uint32_t before = last - source;
           const bool is_near = of.exists && !of.is_leaf && Window::IsNear(before);
           if (is_near) unproven |= Window::BitOf(before);
-          is_near_[n][k] = is_near;
-          near_[n][k] = Window::kIsUsed ? window_.AddressOf(source + behind, items_.At(n).unit)
-                                        : source;
-          LoadFromMemory(source, of.is_leaf, of.exists && !is_near, n, &carry_[n][k * kCarries]);
+          ahead_.is_near[n][k] = is_near;
+          ahead_.near[n][k] =
+              Window::kIsUsed ? window_.AddressOf(source + behind, items_.At(n).unit) : source;
+          LoadFromMemory(source, of.is_leaf, of.exists && !is_near, n,
+                         &ahead_.carry[n][k * kCarries]);
         }
       }
     }
-    if constexpr (kCarries > 0) unproven_ = Window::OfAllLanes(unproven);
+    if constexpr (kCarries > 0) ahead_.unproven = Window::OfAllLanes(unproven);
   }
 
-  // Before the products are there (carry_window.cuh). They have registers of their own: a load to
-  // one waits for what is on its way there.
-  __device__ __forceinline__ void LoadNearCarries(uint32_t number) {
-    window_.WaitUntilMade(number, unproven_);
+  // Goes on to the tile ahead. Carries of near sources are loaded before its products are there
+  // (carry_window.cuh). They have registers of their own: a load to one waits for what is on its
+  // way there.
+  __device__ __forceinline__ void Begin(uint32_t number) {
+    now_ = ahead_.tile;
+#pragma unroll
+    for (int n = 0; n < kItems; ++n) {
+      is_real_[n] = ahead_.is_real[n];
+#pragma unroll
+      for (int i = 0; i < Step::kCarries; ++i) {
+        carry_[n][i] = ahead_.carry[n][i];
+        near_carry_[n][i] = 0;
+      }
+    }
+    if constexpr (kCarries > 0) window_.WaitUntilMade(number, ahead_.unproven);
 #pragma unroll
     for (int n = 0; n < kItems; ++n) {
 #pragma unroll
-      for (int k = 0; k < kSlots; ++k) {
+      for (int k = 0; kCarries > 0 && k < kSlots; ++k) {
+        const bool is_near = ahead_.is_near[n][k];
+        const uint32_t near = ahead_.near[n][k];
         float* to = &near_carry_[n][k * kCarries];
-        if constexpr (Window::kIsUsed) {
-          Window::LoadIf(is_near_[n][k], near_[n][k], to);
-        } else {
-          LoadFromMemory(near_[n][k], false, is_near_[n][k], n, to);
-        }
+        if constexpr (Window::kIsUsed) Window::LoadIf(is_near, near, to);
+        else LoadFromMemory(near, false, is_near, n, to);
       }
     }
   }
@@ -192,7 +216,7 @@ class GatherSteps {
 #pragma unroll
     for (int n = 0; n < kItems; ++n) {
       float input[Arrays::kInputSlots], state[1];
-      Arrays::ConvertInputs(input_[n], input);
+      Arrays::template ConvertInputs<true>(input_[n], input);
       ChooseCarries(n);
       Step::Apply(products[n], carry_[n], input, state, outputs[n]);
       is_real_[n] = is_real_[n] && !stopped;
@@ -213,8 +237,6 @@ class GatherSteps {
       window_.SetMade(number);
     }
     Store(p, tile, spoiled, outputs);
-    FindSources(p, number + kSizes.sets);
-    Take(p);
     LoadInputs(p, true);
   }
 
@@ -222,9 +244,8 @@ class GatherSteps {
   __device__ __forceinline__ void ChooseCarries(int n) {
 #pragma unroll
     for (int i = 0; i < Step::kCarries; ++i) {
-      carry_[n][i] = __uint_as_float(__float_as_uint(carry_[n][i]) |
-                                     __float_as_uint(near_carry_[n][i]));
-      near_carry_[n][i] = 0;
+      carry_[n][i] =
+          __uint_as_float(__float_as_uint(carry_[n][i]) | __float_as_uint(near_carry_[n][i]));
     }
   }
 
@@ -308,13 +329,10 @@ class GatherSteps {
   // if it has only one, and else of the block's first one.
   const char *leaf_carries_[kCarrySlots], *carries_[kCarrySlots];
   TeamTile now_ = {};
-  OfTile next_ = {};
+  Record next_ = {};
+  Sources ahead_ = {};
   bool is_real_[kItems];
-  // Of the tile's sources: whether they are near, and where; what must be made before; carries that
-  // come from memory, and of near sources; 0 where there are none.
-  bool is_near_[kItems][kSlots];
-  uint32_t near_[kItems][kSlots], unproven_;
-  float carry_[kItems][kCarrySlots], near_carry_[kItems][kCarrySlots] = {};
+  float carry_[kItems][kCarrySlots], near_carry_[kItems][kCarrySlots];
   uint32_t input_[kItems][Arrays::kInputSlots] = {};
 };
 

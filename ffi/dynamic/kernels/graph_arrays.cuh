@@ -7,6 +7,8 @@
 //     // float32, or else the state's dtype
 //     static constexpr bool kInputIsFloat[] = {...}, kOutputIsFloat[] = {...};
 //   };
+//   // or else all rows read the same values of it
+//   static constexpr bool kInputIsOfRow[] = {...};
 #pragma once
 
 #include "cuda/device.cuh"
@@ -25,19 +27,21 @@ struct GraphArrays {
 
   // Of one unit of a row, as they lie in memory: a conversion would wait for the load. Not a loop
   // over the arrays, in which the compiler would keep the one over an array's parts as a loop, and
-  // wait for each load. `again`: what all rows read is there already.
+  // wait for each load. `again`: what all rows read is there.
   template <int kInput = 0, int kSlot = 0>
   __device__ __forceinline__ static void LoadInputs(const GraphScanProblem& p, int64_t row,
                                                     int64_t unit, uint32_t* to, bool again) {
     if constexpr (kInput < Arrays::kInputs) {
       const GraphInput& in = p.inputs[kInput];
-      if (!again || in.row_stride != 0) {
+      if (!again || Plan::kInputIsOfRow[kInput]) {
         // In 32 bits, which all numbers have room in but the distance from the array's beginning.
         constexpr uint32_t kBytes = Arrays::kInputIsFloat[kInput] ? sizeof(float) : sizeof(State);
         const auto bytes_of = [](int64_t stride) { return static_cast<uint32_t>(stride) * kBytes; };
         const char* at = static_cast<const char*>(in.data) +
-                         MultiplyWide(static_cast<uint32_t>(row), bytes_of(in.row_stride)) +
                          static_cast<uint32_t>(unit) * bytes_of(in.unit_stride);
+        if constexpr (Plan::kInputIsOfRow[kInput]) {
+          at += MultiplyWide(static_cast<uint32_t>(row), bytes_of(in.row_stride));
+        }
 #pragma unroll
         for (int part = 0; part < Arrays::kInputParts[kInput]; ++part) {
           to[kSlot + part] = LoadValue<kBytes>(at);
@@ -48,14 +52,28 @@ struct GraphArrays {
     }
   }
 
+  // `kOnlyOfRows`: what all rows read is a float already.
+  template <bool kOnlyOfRows = false>
   __device__ __forceinline__ static void ConvertInputs(const uint32_t* inputs, float* to) {
+    int slot = 0;
+#pragma unroll
+    for (int in = 0; in < Arrays::kInputs; ++in) {
+      const bool is_float = Arrays::kInputIsFloat[in] || (kOnlyOfRows && !Plan::kInputIsOfRow[in]);
+#pragma unroll
+      for (int part = 0; part < Arrays::kInputParts[in]; ++part, ++slot) {
+        to[slot] = is_float ? __uint_as_float(inputs[slot]) : FromWord(State(), inputs[slot]);
+      }
+    }
+  }
+  // Makes it that.
+  __device__ __forceinline__ static void ConvertOfAllRows(uint32_t* inputs) {
     int slot = 0;
 #pragma unroll
     for (int in = 0; in < Arrays::kInputs; ++in) {
 #pragma unroll
       for (int part = 0; part < Arrays::kInputParts[in]; ++part, ++slot) {
-        to[slot] = Arrays::kInputIsFloat[in] ? __uint_as_float(inputs[slot])
-                                             : FromWord(State(), inputs[slot]);
+        if (Arrays::kInputIsFloat[in] || Plan::kInputIsOfRow[in]) continue;
+        inputs[slot] = __float_as_uint(FromWord(State(), inputs[slot]));
       }
     }
   }
@@ -65,15 +83,16 @@ struct GraphArrays {
     int slot = 0;
 #pragma unroll
     for (int out = 0; out < Arrays::kOutputs; ++out) {
+      const auto bytes = static_cast<uint32_t>(OutputRowBytes(out));
+      const auto part_bytes = static_cast<int>(bytes) / Arrays::kOutputParts[out];
+      char* at = static_cast<char*>(p.outputs[out]) + unit * (part_bytes / Plan::kSizes.hidden) +
+                 MultiplyWide(static_cast<uint32_t>(row), bytes);
 #pragma unroll
-      for (int part = 0; part < Arrays::kOutputParts[out]; ++part, ++slot) {
-        const int64_t at = (row * Arrays::kOutputParts[out] + part) * Plan::kSizes.hidden + unit;
-        if constexpr (sizeof(State) == 4) {
-          static_cast<float*>(p.outputs[out])[at] = outputs[slot];
-        } else if (Arrays::kOutputIsFloat[out]) {
-          static_cast<float*>(p.outputs[out])[at] = outputs[slot];
+      for (int part = 0; part < Arrays::kOutputParts[out]; ++part, ++slot, at += part_bytes) {
+        if (sizeof(State) == 4 || Arrays::kOutputIsFloat[out]) {
+          *reinterpret_cast<float*>(at) = outputs[slot];
         } else {
-          FromAccumulator(outputs[slot], static_cast<State*>(p.outputs[out]) + at);
+          FromAccumulator(outputs[slot], reinterpret_cast<State*>(at));
         }
       }
     }

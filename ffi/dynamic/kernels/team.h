@@ -106,7 +106,9 @@ struct TeamSizes : TeamConfig {
   // Where rows gather: how many tiles before its own one may be whose carries are not proved to be
   // written when a set begins with its tile (carry_window.cuh), and the smallest window.
   JAXSPARSE_INLINE constexpr int Unproven() const { return stages + 2 * sets - 1; }
-  JAXSPARSE_INLINE constexpr int LeastWindow() const { return PowerOfTwo(Unproven() + stages); }
+  JAXSPARSE_INLINE constexpr int LeastWindow() const {
+    return PowerOfTwo(Unproven() + sets + stages);
+  }
 
  private:
   JAXSPARSE_INLINE static constexpr int PowerOfTwo(int least) {

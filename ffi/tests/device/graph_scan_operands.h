@@ -42,6 +42,7 @@ struct TreeArrays {
   static constexpr int kInputs = 3, kOutputs = 2;
   static constexpr int kInputParts[] = {2, 1, 1}, kOutputParts[] = {1, 2};
   static constexpr bool kInputIsFloat[] = {false, false, true};
+  static constexpr bool kInputIsOfRow[] = {true, true, false};
   static constexpr bool kOutputIsFloat[] = {false, true};
 };
 
@@ -85,6 +86,7 @@ struct NoArrays {
   static constexpr int kInputs = 0, kOutputs = 0;
   static constexpr int kInputParts[] = {0}, kOutputParts[] = {0};
   static constexpr bool kInputIsFloat[] = {false}, kOutputIsFloat[] = {false};
+  static constexpr bool kInputIsOfRow[] = {false};
 };
 
 // Random rows whose sources are any rows before their tile, leaves more often than not.

@@ -44,6 +44,7 @@ struct TeamPlan {
                                                .asks_ahead = kOptions.asks_ahead}};
   static constexpr int kSlots = kSlotCount;
   static constexpr int kScans = kOptions.teams, kBlocks = kSizes.blocks, kLayers = 1;
+  static constexpr auto& kInputIsOfRow = OfArrays::kInputIsOfRow;
   static constexpr bool kBarrier = kOptions.barrier;
   static constexpr unsigned kMostDelay = kOptions.most_delay;
 };
