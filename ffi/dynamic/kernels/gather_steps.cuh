@@ -57,13 +57,14 @@ class GatherSteps {
     Take(p);
     LoadInputs(p, false);
 #pragma unroll
-    for (int n = 0; n < kItems; ++n) Arrays::ConvertOfAllRows(input_[n]);
+    for (int n = 0; n < kItems; ++n) Arrays::ConvertOfAllRows(ahead_.input[n]);
     for (uint32_t number = set_; ahead_.tile.exists; number += kSizes.sets) {
       MeetTeam<Plan>(p, number, nullptr);
       Delay<Plan::kMostDelay>(~int64_t{number});
       Begin(number);
       FindSources(p, number + kSizes.sets);
       Take(p);
+      LoadInputs(p, true);
       MakeSteps(p, number);
     }
   }
@@ -81,6 +82,7 @@ class GatherSteps {
     bool is_real[kItems], is_near[kItems][kSlots];
     uint32_t near[kItems][kSlots], unproven;
     float carry[kItems][kCarrySlots];
+    uint32_t input[kItems][Arrays::kInputSlots];  // of the step
   };
 
   __device__ __forceinline__ static uint32_t SetOfThread() {
@@ -115,8 +117,8 @@ class GatherSteps {
     for (int n = 0; n < kItems; ++n) {
       const TeamItem item = items_.At(n);
       if (!item.exists) continue;
-      Arrays::LoadInputs(p, RowOf(ahead_.tile, item), Items::FirstUnit() + item.unit, input_[n],
-                         again);
+      Arrays::LoadInputs(p, RowOf(ahead_.tile, item), Items::FirstUnit() + item.unit,
+                         ahead_.input[n], again);
     }
   }
 
@@ -160,6 +162,8 @@ class GatherSteps {
 #pragma unroll
     for (int n = 0; n < kItems; ++n) {
       is_real_[n] = ahead_.is_real[n];
+#pragma unroll
+      for (int i = 0; i < Step::kInputs; ++i) input_[n][i] = ahead_.input[n][i];
 #pragma unroll
       for (int i = 0; i < Step::kCarries; ++i) {
         carry_[n][i] = ahead_.carry[n][i];
@@ -237,7 +241,6 @@ class GatherSteps {
       window_.SetMade(number);
     }
     Store(p, tile, spoiled, outputs);
-    LoadInputs(p, true);
   }
 
   // Of each source, one of the two that have been loaded: the other one is 0.
@@ -333,7 +336,7 @@ class GatherSteps {
   Sources ahead_ = {};
   bool is_real_[kItems];
   float carry_[kItems][kCarrySlots], near_carry_[kItems][kCarrySlots];
-  uint32_t input_[kItems][Arrays::kInputSlots] = {};
+  uint32_t input_[kItems][Arrays::kInputSlots];
 };
 
 }  // namespace jaxsparse
