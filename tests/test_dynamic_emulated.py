@@ -102,6 +102,8 @@ def evaluated(jaxpr, consts, arguments, run):
 def test_a_program(name, dtype, tmp_path):
     """States, and gradients of all operands."""
     case = Case(name, 24, jnp.dtype(dtype), graphs=6, rows=14)
+    if name == "every_child":  # whose bias has 16 bits, while those of others have 32
+        case.bias = case.bias.astype(dtype)
     kinds = {int(kind) for kind in case.script.kinds[: int(case.script.used_tiles)]}
     assert len(kinds) == case.script.form.kinds
 

@@ -33,7 +33,7 @@ class GatherSteps {
  public:
   __device__ __forceinline__ GatherSteps(const GraphScanProblem& p, Words4* shared,
                                          const volatile uint32_t* stop)
-      : set_(SetOfThread()),
+      : set_(SetOfThread<Plan>()),
         items_((threadIdx.x - kSizes.product_threads) % kSizes.set_threads),
         ring_(shared, set_),
         window_(shared),
@@ -84,11 +84,6 @@ class GatherSteps {
     float carry[kItems][kCarrySlots];
     uint32_t input[kItems][Arrays::kInputSlots];  // of the step
   };
-
-  __device__ __forceinline__ static uint32_t SetOfThread() {
-    if constexpr (kSizes.sets == 1) return 0;
-    return (threadIdx.x - kSizes.product_threads) / kSizes.set_threads;
-  }
 
   // Asks for the record of one more tile of the set.
   __device__ __forceinline__ void Take(const GraphScanProblem& p) {
@@ -184,6 +179,7 @@ class GatherSteps {
     }
   }
 
+  // Of a source, as records count them; zeros if it doesn't exist.
   __device__ __forceinline__ void LoadFromMemory(uint32_t source, bool is_leaf, bool exists, int n,
                                                  float* to) const {
 #pragma unroll
@@ -324,7 +320,7 @@ class GatherSteps {
 
   const uint32_t set_;
   const Items items_;
-  Ring<Plan> ring_;
+  Ring<Plan, kSizes.sets> ring_;
   const Window window_;
   Tiles tiles_;
   const volatile uint32_t* const stop_;
