@@ -162,8 +162,6 @@ FillProblem Cleared(const DynamicScanCall& c, const GraphScanProblem& p) {
   AddRegion(c.workspace, workspace.launches.ClearedBytes(), kUnwritten, &fill);
   if (c.emits) {
     const int64_t leaf_bytes = c.form.leaves * c.hidden * int64_t{sizeof(float)};
-    const int64_t sums_at = workspace.SumsAt(0);
-    AddRegion(c.workspace + sums_at, workspace.Bytes() - sums_at, 0, &fill);
     AddRegion(p.leaf_sums, leaf_bytes, 0, &fill);
     for (size_t i = 0; i < c.leaf_carries.size(); ++i) {
       AddRegion(p.leaf_carries[i], leaf_bytes, 0, &fill);

@@ -46,6 +46,7 @@ class EmitSums {
         tiles_(p) {}
 
   __device__ __forceinline__ void Run(const GraphScanProblem& p) {
+    ClearFarSums(p);
     TeamTile tile = tiles_.Next(p);
     int source = Load(p, tile);
     for (int64_t number = 0; tile.exists; ++number) {
@@ -89,13 +90,15 @@ class EmitSums {
   __device__ __forceinline__ int SlotOf(int item) const {
     return first_slot_ + item % kLaneSlots * 2;
   }
+  __device__ __forceinline__ static bool IsUnit(int unit) {
+    const bool is_of_block =
+        kTurns * kWarpUnits * kSizes.sum_warps == kSizes.units || unit < kSizes.units;
+    return is_of_block && (kSizes.hidden % kSizes.units == 0 ||
+                           BlockOfScan<Plan>() * kSizes.units + unit < kSizes.hidden);
+  }
   __device__ __forceinline__ bool Exists(int item) const {
-    const bool has_unit =
-        kTurns * kWarpUnits * kSizes.sum_warps == kSizes.units || UnitOf(item) < kSizes.units;
-    const bool is_unit = kSizes.hidden % kSizes.units == 0 ||
-                         BlockOfScan<Plan>() * kSizes.units + UnitOf(item) < kSizes.hidden;
     const bool has_slot = kSlots == 1 || kSlots % 2 == 0 || SlotOf(item) < kSlots;
-    return has_unit && is_unit && has_slot;
+    return IsUnit(UnitOf(item)) && has_slot;
   }
 
   __device__ __forceinline__ int Load(const GraphScanProblem& p, const TeamTile& tile) const {
@@ -226,6 +229,36 @@ class EmitSums {
         }
       }
     }
+  }
+
+  // What is added to in memory, of the team's rows: zeros, stored while others load weights. A warp
+  // clears the units that it adds to itself, and the steps that load the sums wait for it to have
+  // added some of tiles before.
+  __device__ __forceinline__ void ClearFarSums(const GraphScanProblem& p) const {
+    constexpr Words4 kNothing = {0, 0, 0, 0};
+    const int warp = (threadIdx.x - kSizes.product_threads - kSizes.pointwise_threads) / kWarp;
+    Tiles groups(p);
+    for (;;) {
+      const TeamTile tile = groups.Next(p, 0);
+      if (!tile.exists) break;
+      groups.Next(p, tile.end - tile.first);
+      const int64_t end = int64_t{Window::FarEnd(tile)} * kTileRows;
+#pragma unroll 1
+      for (int64_t row = int64_t{tile.first} * kTileRows + lane_; row < end; row += kWarp) {
+#pragma unroll
+        for (int i = 0; i < kTurns * kWarpUnits; i += 4) {
+          const int unit = (i / kWarpUnits * kSizes.sum_warps + warp) * kWarpUnits + i % kWarpUnits;
+          if (!IsUnit(unit)) continue;
+          const int64_t at = row * kSizes.hidden + BlockOfScan<Plan>() * kSizes.units + unit;
+          *reinterpret_cast<Words4*>(p.sums + at) = kNothing;
+#pragma unroll
+          for (int c = 0; c < kCarries; ++c) {
+            *reinterpret_cast<Words4*>(p.carries[c] + at) = kNothing;
+          }
+        }
+      }
+    }
+    __syncwarp();
   }
 
   const int lane_;

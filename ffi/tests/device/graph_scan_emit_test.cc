@@ -17,8 +17,8 @@ class EmitTest : public GraphOperands<Step, Plan> {
  public:
   explicit EmitTest(const RandomScript& script)
       : Base(script, Step::kStates),
-        sums_(Room(Base::Rows())),
-        carries_(Room(Base::Rows())),
+        sums_(Room(Base::Rows(), 7.f)),  // which the kernel clears itself
+        carries_(Room(Base::Rows(), 7.f)),
         leaf_sums_(Room(script.leaves)),
         leaf_carries_(Room(script.leaves)) {}
 
@@ -61,8 +61,8 @@ class EmitTest : public GraphOperands<Step, Plan> {
   }
 
  private:
-  static std::vector<float> Room(int64_t rows) {
-    return std::vector<float>(static_cast<size_t>(rows * kHidden));
+  static std::vector<float> Room(int64_t rows, float value = 0) {
+    return std::vector<float>(static_cast<size_t>(rows * kHidden), value);
   }
 
   void CheckUnit(int64_t row, int64_t unit, double sum, double carry_sum,
