@@ -36,9 +36,8 @@ class EmitSums {
  public:
   __device__ __forceinline__ EmitSums(const GraphScanProblem& p, Words4* shared)
       : lane_(threadIdx.x % kWarp),
-        first_unit_((threadIdx.x - kSizes.product_threads - kSizes.pointwise_threads) / kWarp *
-                        kWarpUnits +
-                    lane_ / kHalf * kHalfUnits + lane_ % kUnits),
+        warp_((threadIdx.x - kSizes.product_threads - kSizes.pointwise_threads) / kWarp),
+        first_unit_(warp_ * kWarpUnits + lane_ / kHalf * kHalfUnits + lane_ % kUnits),
         first_slot_(kSlots == 1 ? 0 : lane_ / kHalf),
         first_row_(lane_ / kUnits % (kHalf / kUnits) * kRows),
         window_(shared),
@@ -231,29 +230,23 @@ class EmitSums {
     }
   }
 
-  // What is added to in memory, of the team's rows: zeros, stored while others load weights. A warp
-  // clears the units that it adds to itself, and the steps that load the sums wait for it to have
-  // added some of tiles before.
+  // Stores zeros where what is far away is added in memory, in all groups of the team, while others
+  // load weights. A warp clears the units that it adds to itself. A step that loads such sums is a
+  // window or more behind the first tile of its group, and so behind this, too.
   __device__ __forceinline__ void ClearFarSums(const GraphScanProblem& p) const {
-    constexpr Words4 kNothing = {0, 0, 0, 0};
-    const int warp = (threadIdx.x - kSizes.product_threads - kSizes.pointwise_threads) / kWarp;
     Tiles groups(p);
     for (;;) {
       const TeamTile tile = groups.Next(p, 0);
       if (!tile.exists) break;
-      groups.Next(p, tile.end - tile.first);
+      groups.Next(p, tile.end - tile.first);  // to the next group
       const int64_t end = int64_t{Window::FarEnd(tile)} * kTileRows;
 #pragma unroll 1
       for (int64_t row = int64_t{tile.first} * kTileRows + lane_; row < end; row += kWarp) {
 #pragma unroll
-        for (int i = 0; i < kTurns * kWarpUnits; i += 4) {
-          const int unit = (i / kWarpUnits * kSizes.sum_warps + warp) * kWarpUnits + i % kWarpUnits;
-          if (!IsUnit(unit)) continue;
-          const int64_t at = row * kSizes.hidden + BlockOfScan<Plan>() * kSizes.units + unit;
-          *reinterpret_cast<Words4*>(p.sums + at) = kNothing;
+        for (int turn = 0; turn < kTurns; ++turn) {
 #pragma unroll
-          for (int c = 0; c < kCarries; ++c) {
-            *reinterpret_cast<Words4*>(p.carries[c] + at) = kNothing;
+          for (int i = 0; i < kWarpUnits; i += kUnits) {
+            ClearRow(p, row, (turn * kSizes.sum_warps + warp_) * kWarpUnits + i);
           }
         }
       }
@@ -261,7 +254,18 @@ class EmitSums {
     __syncwarp();
   }
 
-  const int lane_;
+  // 4 units, of which there are all or none.
+  __device__ __forceinline__ static void ClearRow(const GraphScanProblem& p, int64_t row,
+                                                  int unit) {
+    if (!IsUnit(unit)) return;
+    constexpr Words4 kNothing = {0, 0, 0, 0};
+    const int64_t at = row * kSizes.hidden + BlockOfScan<Plan>() * kSizes.units + unit;
+    *reinterpret_cast<Words4*>(p.sums + at) = kNothing;
+#pragma unroll
+    for (int c = 0; c < kCarries; ++c) *reinterpret_cast<Words4*>(p.carries[c] + at) = kNothing;
+  }
+
+  const int lane_, warp_;
   const int first_unit_, first_slot_, first_row_;
   const Window window_;
   Ring<Plan> ring_;

@@ -32,11 +32,11 @@ class SumWindow {
   __device__ __forceinline__ static bool IsNear(int tile, int number) {
     return number - tile < kTiles;
   }
-  // Whether sums of a tile can come to memory: its group has tiles that are a window or more away.
+  // Whether sums of a tile may be in memory: its group has tiles that are a window or more away.
   __device__ __forceinline__ static bool HasFar(const TeamTile& tile) {
     return tile.number < FarEnd(tile);
   }
-  // Of its group, those before this one.
+  // The end of the tiles of a tile's group that have such sums.
   __device__ __forceinline__ static int FarEnd(const TeamTile& tile) { return tile.end - kTiles; }
 
   // What is the same for all units of a row: bytes.

@@ -130,6 +130,7 @@ int main() {
     constexpr auto Tree = Test<TreeAdjointStep, TreeArrays, bfloat16, 32, 4,
                                TeamOptions{16, 2, 2, 2, 1, 2, false, false, 0, 2}>;
     Tree({.script = {.leaves = 2, .tiles = 24, .groups = 2}});
+    Tree({.script = {.tiles = 24, .groups = 2, .is_damaged = true}});
     constexpr auto Chain = Test<ChainStep, NoArrays, bfloat16, 16, 1,
                                 TeamOptions{8, 1, 2, 4, 1, 1, true, false, 0, 1}>;
     Chain({.script = {.leaves = 1, .tiles = 24, .groups = 2}, .backwards = true});
@@ -143,6 +144,7 @@ int main() {
     constexpr auto Tree = Test<TreeAdjointStep, TreeArrays, float16, 40, 2,
                                TeamOptions{32, 1, 2, 2, 3, 1, false, false, 0, 1}>;
     Tree({.script = {.groups = 2}});
+    Tree({.script = {.tiles = 11, .groups = 1}});
   }
   {  // rows of several kinds, whose weights are in registers, in shared memory, or in both
     constexpr auto Both = Test<TreeAdjointStep, TreeArrays, bfloat16, 24, 2,
