@@ -92,7 +92,7 @@ def test_teams_fill_the_gpu():
     adjoint = make_plan(dataclasses.replace(FORM, emits=True), H200)
     assert adjoint.tile_microseconds > plan.tile_microseconds
     alone = make_plan(dataclasses.replace(FORM, groups=1), H200)
-    assert alone.teams == 1 and alone.tile_microseconds < plan.tile_microseconds
+    assert alone.teams == 1 and alone.total_microseconds > plan.total_microseconds
 
 
 def test_kinds_of_rows_share_a_block():
@@ -153,7 +153,7 @@ def test_plans_fit(emits, dtype):
         assert plan.threads == 32 * (config["warps"] + others)
         assert (config["sum_warps"] > 0) == emits
         sets = config["sets"]
-        assert config["pointwise_warps"] == 4 * sets and sets in ((1,) if emits else (1, 2))
+        assert config["pointwise_warps"] == 4 * sets and sets in (1, 2)
         kinds = ("product", "pointwise", "sum")
         warps = [config[name] for name in ("warps", "pointwise_warps", "sum_warps")]
         registers = [config[f"{kind}_registers"] for kind in kinds]

@@ -106,7 +106,8 @@ class TreeTrainer:
         self.keep_best()
         # Committed to the device, as restored states are: else a program is compiled for each.
         self.state = jax.device_put(self.state, jax.local_devices()[0])
-        self.layout = dynamic.Layout.plain(args.batch)
+        rows = args.batch * int((dataset.train.levels > 0).sum()) // len(dataset.train)
+        self.layout = dynamic.Layout.choose(model.tree.dense_h.kernel[...], args.batch, rows)
 
     def keep_best(self) -> None:
         """Takes the parameters and the table as the best so far."""

@@ -1,6 +1,7 @@
 #include "dynamic/team_plan.h"
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include "dynamic/kernels/team.h"
@@ -11,21 +12,23 @@
 namespace jaxsparse {
 namespace {
 
-// Of the model below. Exchanges were measured on an H100 for scans whose blocks poll each other's
-// data, products by mma.sync beside them; the others are estimates.
+// Of the model below, fitted to Tree-LSTMs of 256 units on an H200: one of 1 to 256 trees of the
+// Stanford Sentiment Treebank by one and two sets, in bfloat16.
 constexpr double kClocks = kClocksOfMicrosecond;
-constexpr double kStart = 7.0;      // microseconds in which a launch loads weights
-constexpr double kExchange = 0.55;  // of what a block waits for, in microseconds
+constexpr double kStart = 5.0;              // microseconds in which a launch loads weights
+constexpr double kExchange = 0.43;          // of what a block waits for, in microseconds
+constexpr double kExchangeOfBlock = 0.008;  // of the team
 constexpr double kExchangeOfKilobyte = 0.015;
 constexpr double kClocksOfMma = 2.4;              // on a multiprocessor, of 16 x 8 x 16
 constexpr double kOverheadOfFma = 1.3;            // what sums over lanes and loads of states add
-constexpr double kStep = 0.2, kStepOfItem = 0.1;  // sums and the pointwise step of a tile
-constexpr double kSums = 0.2;                     // what rows emit, added to their sources
+constexpr double kStep = 0.2, kStepOfItem = 0.4;  // sums and the pointwise step of a tile
+constexpr double kSums = 0.45;                    // what rows emit, added to their sources
+constexpr double kSecondSet = 0.1;                // what a tile that waits takes longer by two sets
 constexpr double kLatency = 0.4;   // of a load from the L2 cache, and those behind it
 constexpr double kBesides = 0.05;  // what a tile takes that waits for nothing
-// Where rows gather, what a tile beside others costs product warps beside the products, and a set
-// of pointwise warps.
-constexpr double kTurnOfProducts = 0.25, kTurnOfSteps = 0.8;
+// What a tile beside others costs product warps beside the products, and a set of pointwise warps;
+// the latter where rows emit, too.
+constexpr double kTurnOfProducts = 0.5, kTurnOfSteps = 1.4, kTurnOfEmitting = 1.65;
 constexpr double kCacheBytesOfMicrosecond = 5.5e6;
 // Tiles of a team that wait for the one before them, as levels of trees do; others are beside them.
 constexpr double kLevels = 20;
@@ -33,7 +36,7 @@ constexpr int kMostThreadRegisters = 232;
 constexpr int kLeastPointwiseRegisters = 80;  // found by compiling Tree-LSTMs and chains of LSTMs
 // The same where rows emit, whose `arrays` count what is made of inputs ahead.
 constexpr int kLeastEmitRegisters = 64, kLeastSumRegisters = 40;
-constexpr int kPassingRegisters = 16, kMoreWhereRowsEmit = 8;
+constexpr int kPassingRegisters = 16, kMoreWhereRowsEmit = 16;
 constexpr int kMostSets = 2;
 // Tiles: where rows gather, farther children are few.
 constexpr int kMostGatheringWindow = 64, kMostEmittingWindow = 128, kLeastEmittingWindow = 8;
@@ -52,7 +55,7 @@ void DistributeRegisters(const GraphScanForm& form, TeamConfig* config) {
   const int equal = sizes.thread_registers;
   const int64_t of_items = sizes.items * (form.arrays + form.products);
   const auto needed = static_cast<int>(
-      RoundUp(form.emits ? std::max<int64_t>(kLeastEmitRegisters, 32 + of_items)
+      RoundUp(form.emits ? std::max<int64_t>(kLeastEmitRegisters, 24 + of_items)
                          : std::max<int64_t>(kLeastPointwiseRegisters, 56 + of_items),
               8));
   const auto of_sums = static_cast<int>(
@@ -126,11 +129,14 @@ void Predict(const GraphScanForm& form, const TeamSizes& sizes, TeamPlan* plan) 
   const double product = ProductMicroseconds(sizes);
   const double step = kStep + kStepOfItem * (sizes.items - 1);
   const double sums = form.emits ? kSums + kStepOfItem * (sizes.sum_items - 1) : 0.0;
-  plan->tile_microseconds = kExchange + kExchangeOfKilobyte * received + product + step + sums;
+  plan->tile_microseconds = kExchange + kExchangeOfBlock * sizes.blocks +
+                            kExchangeOfKilobyte * received + product + step + sums +
+                            (form.emits ? kSecondSet * (sizes.sets - 1) : 0.0);
   // Or else it begins to ask when the products before it are done.
   const double asks = sizes.asks_ahead ? 0.0 : kLatency;
   const double products = asks + product + (form.emits ? 0.0 : kTurnOfProducts);
-  const double steps = form.emits ? step : (kTurnOfSteps + step - kStep) / sizes.sets;
+  const double turn = form.emits ? kTurnOfEmitting : kTurnOfSteps;
+  const double steps = turn * sizes.items / sizes.sets;
   plan->beside_microseconds = std::max({products, steps, sums}) + kBesides;
   const double share = Double(CeilDivide(form.tiles, plan->teams));
   // A group has a tile for each level at least.
@@ -152,6 +158,10 @@ struct RingKind {
 constexpr RingKind kRings[] = {{8, 4, true},  {4, 4, true},  {2, 4, true}, {1, 4, true},
                                {8, 2, true},  {4, 2, true},  {2, 2, true}, {8, 4, false},
                                {4, 4, false}, {8, 2, false}, {4, 2, false}};
+// Where rows emit, what is asked for ahead comes too early, and more stages let steps run ahead.
+constexpr RingKind kEmittingRings[] = {{8, 6, false}, {4, 6, false}, {2, 6, false},
+                                       {1, 6, false}, {8, 4, false}, {4, 4, false},
+                                       {8, 2, false}, {4, 2, false}, {2, 2, false}};
 
 // The most tiles whose carries or sums have room in shared memory, or 0 if those that must be there
 // have none.
@@ -179,13 +189,13 @@ std::optional<TeamPlan> PlanOf(const TeamVariant& variant, const GraphScanForm& 
   config.warps = ring.warps;
   config.stages = ring.stages;
   config.asks_ahead = ring.asks_ahead;
+  config.sets = sets;
+  config.pointwise_warps *= sets;
   if (form.emits) {
     config.sum_warps = 4;
     config.passed = static_cast<int>(form.slots * form.carries);
   } else {
     config.carries = static_cast<int>(form.carries);
-    config.sets = sets;
-    config.pointwise_warps *= sets;
   }
   DistributeRegisters(form, &config);
   config.window = WindowOf(config, form, gpu.shared_bytes);
@@ -205,9 +215,9 @@ std::optional<TeamPlan> PlanOf(const TeamVariant& variant, const GraphScanForm& 
   plan.threads = sizes.threads;
   plan.shared_bytes = sizes.shared_bytes;
   plan.window = sizes.window;
-  plan.poll_delay = 400;
-  plan.poll_delay_increase = 8;
-  plan.poll_delay_decrease = 8;
+  // Where rows emit, much is exchanged: looks in vain would delay what they look for.
+  plan.poll_delay = form.emits ? 1000 : 400;
+  plan.poll_delay_increase = plan.poll_delay_decrease = form.emits ? 0 : 8;
   plan.in_registers = static_cast<double>(sizes.register_chunks) / sizes.weight_chunks;
   Predict(form, sizes, &plan);
   return plan;
@@ -247,9 +257,9 @@ TeamChoice PlanTeams(const GraphScanForm& form, const Gpu& gpu, const std::strin
             Double(kMostBlockWeights)) {
           break;
         }
-        for (const RingKind& ring : kRings) {
-          const int most_sets = form.emits || variant.barrier ? 1 : kMostSets;
-          for (int sets = most_sets; sets >= 1; --sets) {
+        const auto rings = form.emits ? std::span<const RingKind>(kEmittingRings) : kRings;
+        for (const RingKind& ring : rings) {
+          for (int sets = variant.barrier ? 1 : kMostSets; sets >= 1; --sets) {
             KeepFaster(PlanOf(variant, form, gpu, units, ring, sets), &choice.best);
           }
         }

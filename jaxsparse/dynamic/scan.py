@@ -69,9 +69,9 @@ def scan(
             "tensorfloat32" allow tensor cores with shorter factors.
         recompute: saves memory in a gradient: products are not kept but computed again, those of
             all rows in one product.
-        implementation: None or "xla", a loop of XLA over tiles; or "cuda", one launch on a GPU of
-            compute capability 9.0, of a script whose tiles have 8 rows, as `Layout.teams` cuts
-            them. Where its kernels don't take a scan, that is an error.
+        implementation: "xla", a loop of XLA over tiles; "cuda", one launch on a GPU of compute
+            capability 9.0, of a script whose tiles have 8 rows, as `Layout.teams` cuts them; where
+            its kernels don't take a scan, that is an error. None: what is predicted to be faster.
         variant: the name of a kernel variant to force.
 
     Returns:

@@ -43,11 +43,23 @@ class EmitProducts {
              product_.Column(0);
     KeepInRegister(first_);  // and no registers while weights are loaded
     backoff_.Start();
-    States even, odd;
-    Ask(now_, even);
-    for (;;) {
-      if (!Turn(p, even, odd)) return;
-      if (!Turn(p, odd, even)) return;
+    States x;
+    for (int64_t number = 0; now_.exists; ++number) {
+      StatePlace places[kLoads];
+      PlacesOf(now_, places);
+      AskForStates(places, x);
+      MeetTeam<Plan>(p, number, &watchdog_);
+      Delay<Plan::kMostDelay>(number);
+      const int kind = kind_;
+      Take(p);
+      const int looks = LookForStates(places, x, backoff_, &watchdog_);
+      ring_.WaitUntilEmpty();
+      product_.Multiply(kind, x, ring_.partials());
+      if (watchdog_.timed_out()) *stop_ = 1;
+      ring_.Fill();
+      MeetBlock<Plan>();
+      if (looks > 0) backoff_.Adapt(looks > 1);
+      backoff_.Start();
     }
   }
 
@@ -56,34 +68,6 @@ class EmitProducts {
   __device__ __forceinline__ void Take(const GraphScanProblem& p) {
     now_ = tiles_.Next(p);
     kind_ = TilesOfTeam<Plan, true>::LoadKind(p, now_);
-  }
-
-  // Makes the products of a tile whose states were asked for. Whether there is another one.
-  __device__ __forceinline__ bool Turn(const GraphScanProblem& p, States& x, States& ahead) {
-    MeetTeam<Plan>(p, number_, &watchdog_);
-    Delay<Plan::kMostDelay>(number_++);
-    const TeamTile now = now_;
-    const int kind = kind_;
-    Take(p);
-    if (kSizes.asks_ahead && now_.exists) Ask(now_, ahead);
-    StatePlace places[kLoads];
-    PlacesOf(now, places);
-    const int looks = LookForStates(places, x, backoff_, &watchdog_);
-    ring_.WaitUntilEmpty();
-    product_.Multiply(kind, x, ring_.partials());
-    if (watchdog_.timed_out()) *stop_ = 1;
-    ring_.Fill();
-    MeetBlock<Plan>();
-    if (looks > 0) backoff_.Adapt(looks > 1);
-    backoff_.Start();
-    if (!kSizes.asks_ahead && now_.exists) Ask(now_, ahead);
-    return now_.exists;
-  }
-
-  __device__ __forceinline__ void Ask(const TeamTile& tile, States& x) const {
-    StatePlace places[kLoads];
-    PlacesOf(tile, places);
-    AskForStates(places, x);
   }
 
   // Rows of padding have states, too: zeros. A lane's columns lie at the same distances in all
@@ -107,8 +91,7 @@ class EmitProducts {
   Backoff backoff_;
   volatile uint32_t* const stop_;
   TeamTile now_ = {};
-  int kind_ = 0;        // of its rows
-  int64_t number_ = 0;  // of tiles that the team has begun
+  int kind_ = 0;  // of its rows
 };
 
 }  // namespace jaxsparse

@@ -24,7 +24,7 @@ class EmitSteps {
   using Tiles = TilesOfTeam<Plan, true>;
   using Window = SumWindow<Plan>;
   static constexpr auto kSizes = Plan::kSizes;
-  using Items = TeamItems<Plan, kSizes.pointwise_threads>;
+  using Items = TeamItems<Plan, kSizes.set_threads>;
   static constexpr int kSlots = Plan::kSlots, kItems = kSizes.items;
   static constexpr int kCarries = Step::kCarries;  // of a row
   static constexpr int kPassed = kSizes.passed, kValues = Window::kValues;
@@ -35,19 +35,22 @@ class EmitSteps {
  public:
   __device__ __forceinline__ EmitSteps(const GraphScanProblem& p, Words4* shared,
                                        const volatile uint32_t* stop)
-      : items_(threadIdx.x - kSizes.product_threads),
+      : set_(SetOfThread<Plan>()),
+        items_((threadIdx.x - kSizes.product_threads) % kSizes.set_threads),
         window_(shared),
-        ring_(shared),
-        tiles_(p),
+        ring_(shared, set_),
+        tiles_(p, static_cast<int>(set_)),
         stop_(stop) {}
 
   __device__ __forceinline__ void Run(const GraphScanProblem& p) {
-    ClearUnused(p);
+    if (set_ == 0) ClearUnused(p);
 #pragma unroll
     for (int n = 0; n < kItems; ++n) Settle(p, n);
+    // All places in the window are clear before a step reads one.
+    if constexpr (kSizes.sets > 1) MeetOwnKind<Plan, kSizes.pointwise_threads>();
     AskForNext(p, false);
     Advance(p);
-    for (int64_t number = 0; now_.exists; ++number) {
+    for (int64_t number = set_; now_.exists; number += kSizes.sets) {
       uint32_t taken_from[kItems];
 #pragma unroll
       for (int n = 0; n < kItems; ++n) {
@@ -84,7 +87,7 @@ class EmitSteps {
                        Items::FirstUnit() + item.unit + items_.PlaceOfWords(kSizes.hidden);
     KeepInRegister(window_at_[n]);
     KeepInRegister(passed_at_[n]);
-    if (!item.exists) return;
+    if (set_ > 0 || !item.exists) return;
     constexpr float kNothing[kValues] = {};
 #pragma unroll 4
     for (int tile = 0; tile < kSizes.window; ++tile) {
@@ -92,9 +95,9 @@ class EmitSteps {
     }
   }
 
-  // The tile behind the next one: what the script says of it, and its inputs.
+  // The set's tile behind the next one: what the script says of it, and its inputs.
   __device__ __forceinline__ void AskForNext(const GraphScanProblem& p, bool again) {
-    next_ = tiles_.Next(p);
+    next_ = tiles_.Next(p, kSizes.sets);
     next_wait_ = Tiles::LoadWait(p, next_);
 #pragma unroll
     for (int n = 0; n < kItems; ++n) {
@@ -106,7 +109,7 @@ class EmitSteps {
     }
   }
 
-  // Goes on by a tile, all of which but the sums is there.
+  // Goes on by a tile of the set, all of which but the sums is there.
   __device__ __forceinline__ void Advance(const GraphScanProblem& p) {
     now_ = next_;
     wait_ = Tiles::TilesUntil(now_, next_wait_);
@@ -207,9 +210,10 @@ class EmitSteps {
     }
   }
 
+  const uint32_t set_;
   const Items items_;
   const Window window_;
-  Ring<Plan> ring_;
+  Ring<Plan, kSizes.sets> ring_;
   Tiles tiles_;
   const volatile uint32_t* const stop_;
   bool stopped_ = false;

@@ -31,7 +31,7 @@ class GatherSteps {
  public:
   __device__ __forceinline__ GatherSteps(const GraphScanProblem& p, Words4* shared,
                                          const volatile uint32_t* stop)
-      : set_(SetOfThread()),
+      : set_(SetOfThread<Plan>()),
         items_((threadIdx.x - kSizes.product_threads) % kSizes.set_threads),
         ring_(shared, set_),
         window_(shared),
@@ -60,11 +60,6 @@ class GatherSteps {
     TeamTile tile;
     int source[kItems][kSlots];
   };
-
-  __device__ __forceinline__ static uint32_t SetOfThread() {
-    if constexpr (kSizes.sets == 1) return 0;
-    return (threadIdx.x - kSizes.product_threads) / kSizes.set_threads;
-  }
 
   // Goes on to the set's next tile: its record was asked for when the one before became the next.
   __device__ __forceinline__ void Take(const GraphScanProblem& p) {
@@ -279,7 +274,7 @@ class GatherSteps {
 
   const uint32_t set_;
   const Items items_;
-  Ring<Plan> ring_;
+  Ring<Plan, kSizes.sets> ring_;
   const Window window_;
   Tiles tiles_;
   const volatile uint32_t* const stop_;

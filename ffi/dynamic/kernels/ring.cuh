@@ -15,20 +15,21 @@
 
 namespace jaxsparse {
 
-template <typename Plan>
+// For warps that take every kSteps-th tile.
+template <typename Plan, uint32_t kSteps = 1>
 class Ring {
   static constexpr auto kSizes = Plan::kSizes;
   using State = PipelineState<kSizes.stages>;
   static constexpr bool kSums = kSizes.sum_warps > 0;
-  static constexpr uint32_t kProducers = kSizes.warps + (kSums ? kSizes.pointwise_warps : 0);
+  static constexpr uint32_t kProducers = kSizes.warps + (kSums ? kSizes.set_warps : 0);
   static constexpr uint32_t kConsumers = kSums ? kSizes.sum_warps : kSizes.set_warps;
-  static_assert(kSizes.sets == 1 || (!kSums && !Plan::kBarrier));
+  static_assert(kSizes.sets == 1 || !Plan::kBarrier);
   static_assert(kSizes.sets <= kSizes.stages && kSizes.pointwise_warps % kSizes.sets == 0);
 
  public:
-  // Of producers, or of a set of consumers.
-  __device__ __forceinline__ explicit Ring(Words4* shared, uint32_t set = 0)
-      : shared_(reinterpret_cast<char*>(shared)), at_({set, 0}) {}
+  // From the tile with that number on.
+  __device__ __forceinline__ explicit Ring(Words4* shared, uint32_t first = 0)
+      : shared_(reinterpret_cast<char*>(shared)), at_({first, 0}) {}
 
   // By one thread, before all of the block meet.
   __device__ __forceinline__ void Init() const {
@@ -54,7 +55,7 @@ class Ring {
     } else if (threadIdx.x % kWarp == 0) {
       StageAt(at_).Filled();
     }
-    at_.Advance();
+    Advance();
   }
 
   // Whole warps of consumers.
@@ -68,8 +69,7 @@ class Ring {
   __device__ __forceinline__ void Empty() {
     __syncwarp();
     if (!Plan::kBarrier && threadIdx.x % kWarp == 0) StageAt(at_).Emptied();
-    if constexpr (kSizes.sets == 1) at_.Advance();
-    else at_.Advance(kSizes.sets);
+    Advance();
   }
 
   // Producers wait until consumers have read the tile that came so many before this one. The stage
@@ -81,6 +81,10 @@ class Ring {
   }
 
  private:
+  __device__ __forceinline__ void Advance() {
+    if constexpr (kSteps == 1) at_.Advance();
+    else at_.Advance(kSteps);
+  }
   __device__ __forceinline__ PipelineStage StageAt(State at) const {
     auto* barriers = reinterpret_cast<uint64_t*>(shared_ + kSizes.barriers_at) + 2 * at.stage;
     return {barriers, barriers + 1, at.phase};

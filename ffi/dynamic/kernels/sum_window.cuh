@@ -1,8 +1,8 @@
 // What has come to the rows of the nearest tiles, in shared memory, in a pass from rows to their
 // sources. A tile has the place of its number modulo the window. It is free for the tile that lies
 // a window before it as soon as its step has taken its sums, which leaves zeros: sums of a tile are
-// made after its step, and steps are made in the order of tiles. So tiles that are less than a
-// window before one are added to here, and farther ones in memory.
+// made after its step, and in the order of tiles. So tiles that are less than a window before one
+// are added to here, and farther ones in memory.
 //
 // Of a tile (sum or carry, 4 units, row, unit of these): units beside each other, and rows beside
 // each other, lie in different banks.
@@ -19,8 +19,9 @@ class SumWindow {
   static constexpr auto kSizes = Plan::kSizes;
   static constexpr int kTiles = kSizes.window;
   static_assert(kTiles > 0 && (kTiles & (kTiles - 1)) == 0);
-  // What is added to memory for a tile is there when the step of the one before it has its sums.
-  static_assert(kTiles >= kSizes.stages + 2);
+  // What is added to memory for a tile is there when the step of the set's tile before it has its
+  // sums.
+  static_assert(kTiles >= kSizes.stages + kSizes.sets + 1);
 
  public:
   static constexpr int kValues = 1 + kSizes.passed / kSizes.row_parts;  // of a row's unit

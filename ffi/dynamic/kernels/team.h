@@ -18,7 +18,7 @@ struct TeamConfig {
   int units = 8;            // of a block, a multiple of 8
   int warps = 8;            // that make products; the columns are split over them
   int pointwise_warps = 4;  // that make the pointwise step
-  int sets = 1;             // of pointwise warps, which take tiles in turn: where rows gather
+  int sets = 1;             // of pointwise warps, which take tiles in turn
   int carries = 0;          // of a row: where rows gather
   int sum_warps = 0;  // that sum the parts of products, if pointwise warps don't: where rows emit
   int passed = 0;     // values of a unit that pointwise warps pass to these: carries for sources
@@ -26,7 +26,8 @@ struct TeamConfig {
   int stages = 4;     // of the ring between warps
   int register_chunks = 0;  // chunks of columns of a warp whose weights, of every kind, stay in
                             // registers; the others' are read from shared memory for every tile
-  bool asks_ahead = false;  // warps ask for a tile's states before they have those of the last one
+  bool asks_ahead = false;  // warps ask for a tile's states before they have those of the last one:
+                            // where rows gather
   int product_registers = 0;    // of a product thread, or 0 for an equal share; if not 0, all
                                 // numbers of warps have to be multiples of 4
   int pointwise_registers = 0;  // the same of the others
@@ -95,7 +96,9 @@ struct TeamSizes : TeamConfig {
   int shared_bytes = window_at + window * tile_values * 4;
 
   // Registers of a product thread for all but the weights that it keeps.
-  int other_registers = (asks_ahead && sum_warps == 0 ? 36 : 48) +
+  int other_registers = (sum_warps > 0 ? 28
+                         : asks_ahead  ? 36
+                                       : 48) +
                         (asks_ahead ? 16 + 8 * loads : 4 * loads) +
                         (tensor_cores ? 4 * row_tiles * chains : (lane_rows + 4) * batch_tile);
 

@@ -25,6 +25,13 @@ struct UnusedRows {
   }
 };
 
+// The set of a pointwise thread: sets take a team's tiles in turn.
+template <typename Plan>
+__device__ __forceinline__ uint32_t SetOfThread() {
+  if constexpr (Plan::kSizes.sets == 1) return 0;
+  return (threadIdx.x - Plan::kSizes.product_threads) / Plan::kSizes.set_threads;
+}
+
 // For kThreads threads of a block.
 template <typename Plan, int kThreads>
 class TeamItems {

@@ -131,8 +131,9 @@ int main() {
                                TeamOptions{16, 2, 2, 2, 1, 2, false, false, 0, 2}>;
     Tree({.script = {.leaves = 2, .tiles = 24, .groups = 2}});
     Tree({.script = {.tiles = 24, .groups = 2, .is_damaged = true}});
-    constexpr auto Chain = Test<ChainStep, NoArrays, bfloat16, 16, 1,
-                                TeamOptions{8, 1, 2, 4, 1, 1, true, false, 0, 1}>;
+    constexpr auto Chain =
+        Test<ChainStep, NoArrays, bfloat16, 16, 1,
+             TeamOptions{8, 1, 2, 4, 1, 1, false, false, 0, 1, /*window=*/8, /*sets=*/2}>;
     Chain({.script = {.leaves = 1, .tiles = 24, .groups = 2}, .backwards = true});
   }
   {  // 8 warps for steps and 8 for sums
@@ -154,8 +155,8 @@ int main() {
                                            .stages = 3,
                                            .register_chunks = 1,
                                            .teams = 2,
-                                           .asks_ahead = true,
                                            .sum_warps = 2,
+                                           .sets = 2,
                                            .kinds = 2}>;
     Both({.script = {.tiles = 9, .kinds = 2}});
     constexpr auto Shared = Test<TreeAdjointStep, TreeArrays, float, 24, 2,
@@ -175,15 +176,16 @@ int main() {
                                TeamOptions{16, 2, 4, 2, 1, 2, false, true, 0, 1}>;
     Tree({.script = {.tiles = 8}});
     constexpr auto Chain = Test<ChainStep, NoArrays, bfloat16, 64, 1,
-                                TeamOptions{16, 2, 1, 4, 1, 2, true, false, 3000, 4}>;
+                                TeamOptions{16, 2, 1, 4, 1, 2, false, false, 3000, 4}>;
     Chain({.script = {.tiles = 12}});
     Chain({.script = {.tiles = 12}, .backwards = true});
   }
-  {  // sums are the same, in whatever order blocks and warps run
+  {  // sums are the same, in whatever order blocks and warps run, and by two sets, too
     constexpr auto Tree = Test<TreeAdjointStep, TreeArrays, bfloat16, 24, 2,
                                TeamOptions{8, 2, 2, 3, 2, 2, false, false, 0, 2}>;
     constexpr auto Late = Test<TreeAdjointStep, TreeArrays, bfloat16, 24, 2,
-                               TeamOptions{8, 2, 2, 3, 2, 2, false, false, 3000, 2}>;
+                               TeamOptions{8, 2, 4, 3, 2, 2, false, false, 3000, 2, /*window=*/8,
+                                           /*sets=*/2}>;
     const Case c{.script = {.leaves = 2, .tiles = 9, .groups = 1}, .backwards = true};
     for (const uint32_t seed : {3u, 4u}) {
       generator.seed(seed);

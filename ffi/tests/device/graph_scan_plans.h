@@ -14,7 +14,7 @@ struct TeamOptions {
   unsigned most_delay = 0;
   int sum_warps = 0;  // where rows emit
   int window = 8;
-  int sets = 1;  // where rows gather
+  int sets = 1;
   int kinds = 1;
 };
 
