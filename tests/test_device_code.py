@@ -236,7 +236,7 @@ def test_arguments_are_covered():
 def test_every_operation_has_kernels():
     for name, entry in backend.TARGETS.items():
         if name.startswith(("recurrent_", "dynamic_")):
-            continue  # printed for each plan: tests/test_recurrent_plan.py, test_dynamic_device.py
+            continue  # printed for each plan: tests/test_recurrent_compilation.py and others
         assert len(entry["kernels"]) >= 2 and entry["variants"]["cuda"], name
     # Variants, pairs of dtypes, index types, permuted or not: none is another one's kernel.
     tiled = [expression for _, expression in KERNELS if "SpmmTiled" in expression]

@@ -25,10 +25,8 @@ LONG = {
     "tests/test_nn_recurrent.py": "one layer, against Flax's",
     "tests/test_pruning_masks.py": "scores, scopes and structures, which one oracle combines",
     "tests/test_recurrent_engine.py": "kernels of scans on a GPU, against one loop over time",
-    "tests/test_recurrent_plan.py": "one choice, for every form of a scan",
     "tests/test_recurrent_scan.py": "one function, against one loop over time",
     "tests/test_recurrent_transformations.py": "every transformation, of the same scans",
-    "tests/test_recurrent_waves.py": "one kernel, for every form of layers",
     "tests/test_saving.py": "every route by which a model is saved and comes back",
     "tests/test_topology.py": "one class, on the host and in a program",
 }

@@ -85,6 +85,10 @@ def test_teams_fill_the_gpu():
     assert (plan.teams, plan.blocks, plan.in_registers) == (8, 16, 1.0), plan
     assert ".sets = 2" in plan.constants and ".window = 64" in plan.constants
     assert "8 teams of 16 blocks" in str(plan) and "100 % of the weights in registers" in str(plan)
+    waits, beside = (f"{x:.1f} us" for x in (plan.tile_microseconds, plan.beside_microseconds))
+    assert str(plan).endswith(
+        f"about {waits} a tile that waits for the one before it, about {beside} one that does not"
+    )
     adjoint = make_plan(dataclasses.replace(FORM, emits=True), H200)
     assert adjoint.tile_microseconds > plan.tile_microseconds
     alone = make_plan(dataclasses.replace(FORM, groups=1), H200)
@@ -320,6 +324,21 @@ def test_states_are_the_same_in_any_packing():
         states.append(case.script.roots(case.carry[1], h))
     for other in states[1:]:
         np.testing.assert_array_equal(states[0], other)
+
+
+@needs_gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_sums_from_far_away(dtype):
+    """A group of more tiles than its window, whose other sums are in memory that holds anything."""
+    case = Case("tree_lstm", 64, jnp.dtype(dtype), graphs=2, rows=1500, groups=1)
+    gradient = jax.grad(functools.partial(case.loss, implementation="cuda"))
+    _, adjoint = explain(gradient, case.operands, device=H200)
+    assert case.script.used_tiles > adjoint.plan.window + 10
+    tolerance = 1e-4 if dtype == "float32" else 5e-2
+    got, expected = (jax.tree.leaves(x) for x in both(case, jax.grad(case.loss)))
+    for a, b in zip(got, expected, strict=True):
+        a, b = np.float32(a), np.float32(b)
+        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * (1 + np.abs(b).max()))
 
 
 @needs_gpu

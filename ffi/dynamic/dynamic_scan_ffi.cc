@@ -158,17 +158,19 @@ FillProblem Cleared(const DynamicScanCall& c, const GraphScanProblem& p) {
   constexpr uint32_t kUnwritten = 0xffffffff;
   const GraphWorkspace workspace = c.Workspace();
   FillProblem fill;
-  AddRegion(p.states, c.Rows() * c.states_of_row * c.hidden * c.state_bytes, kUnwritten, &fill);
   AddRegion(c.workspace, workspace.launches.ClearedBytes(), kUnwritten, &fill);
   if (c.emits) {
     const int64_t leaf_bytes = c.form.leaves * c.hidden * int64_t{sizeof(float)};
-    const int64_t sums_at = workspace.SumsAt(0);
-    AddRegion(c.workspace + sums_at, workspace.Bytes() - sums_at, 0, &fill);
     AddRegion(p.leaf_sums, leaf_bytes, 0, &fill);
     for (size_t i = 0; i < c.leaf_carries.size(); ++i) {
       AddRegion(p.leaf_carries[i], leaf_bytes, 0, &fill);
     }
+    // Kernels clear the states of other tiles. Where rows gather, all are filled sooner than the
+    // number is there.
+    fill.used_parts = p.group_tiles + p.groups;
   }
+  const int64_t tile_bytes = c.form.width * c.states_of_row * c.hidden * c.state_bytes;
+  AddRegion(p.states, c.form.tiles * tile_bytes, kUnwritten, &fill, c.emits ? tile_bytes : 0);
   return fill;
 }
 static_assert(kMaxGraphArrays + 4 <= kMostFilledRegions);

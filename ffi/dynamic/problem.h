@@ -47,17 +47,16 @@ struct GraphScanProblem {
   int64_t weight_kind_bytes = 0;  // from a kind's to those of the next one
   GraphInput inputs[kMaxGraphArrays];
   const void* leaf_states = nullptr;          // state dtype (leaves, h); where rows gather
-  float* leaf_carries[kMaxGraphArrays] = {};  // (leaves, h) each; where rows emit, sums as below
+  float* leaf_carries[kMaxGraphArrays] = {};  // (leaves, h) each; where rows emit, as leaf_sums
 
-  // State dtype (tiles * kTileRows, states of a row, h); every byte 0xff before the launch: blocks
-  // find each other's there.
+  // State dtype (tiles * kTileRows, states of a row, h); every byte of tiles that the script uses
+  // 0xff before the launch: blocks find each other's there.
   void* states = nullptr;
   float* carries[kMaxGraphArrays] = {};  // (tiles * kTileRows, h) each
   // Where rows emit: what has come to each row from tiles that are a window away or more, if there
-  // can be such, (tiles * kTileRows, h), what has come to each leaf, (leaves, h), and in `carries`
-  // of their carries; zeros before the launch.
+  // can be such, (tiles * kTileRows, h), and in `carries` of their carries.
   float* sums = nullptr;
-  float* leaf_sums = nullptr;
+  float* leaf_sums = nullptr;           // and to each leaf, (leaves, h); zeros before the launch
   void* outputs[kMaxGraphArrays] = {};  // state dtype or float32 (tiles * kTileRows, parts, h)
 
   PollDelays poll_delays;

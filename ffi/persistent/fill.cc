@@ -12,9 +12,10 @@ constexpr int64_t kMostBlocks = 1024;
 
 KernelSource FillSource() { return {"persistent/fill.cu", "jaxsparse::FillRegions"}; }
 
-void AddRegion(void* at, int64_t bytes, uint32_t value, FillProblem* problem) {
+void AddRegion(void* at, int64_t bytes, uint32_t value, FillProblem* problem, int64_t part_bytes) {
+  constexpr auto kWordBytes = int64_t{sizeof(uint32_t)};
   if (bytes == 0) return;
-  problem->regions[problem->count++] = {at, bytes / int64_t{sizeof(uint32_t)}, value};
+  problem->regions[problem->count++] = {at, bytes / kWordBytes, value, part_bytes / kWordBytes};
 }
 
 std::string Fill(const FillProblem& problem, int device, void* stream) {

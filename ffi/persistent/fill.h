@@ -11,9 +11,11 @@ namespace jaxsparse {
 
 KernelSource FillSource();
 
-// Adds a region, at a multiple of 4 bytes and of so many; none where there are no bytes. There may
-// be kMostFilledRegions.
-void AddRegion(void* at, int64_t bytes, uint32_t value, FillProblem* problem);
+// Adds a region, at a multiple of 4 bytes and of so many, perhaps in parts; none where there are no
+// bytes. There may be kMostFilledRegions. Those that have parts come last: what others take to fill
+// hides the load of the number of parts.
+void AddRegion(void* at, int64_t bytes, uint32_t value, FillProblem* problem,
+               int64_t part_bytes = 0);
 
 // Launches on `stream`; returns the reason of a failure, or an empty string.
 std::string Fill(const FillProblem& problem, int device, void* stream);

@@ -217,8 +217,8 @@ struct RecurrentScanOperation {
 }  // namespace
 
 OperationEntry RecurrentScanEntry() {
-  // Kernels of scans are printed for each plan; tests/test_recurrent_plan.py compiles some of every
-  // kind.
+  // Kernels of scans are printed for each plan; tests/test_recurrent_compilation.py compiles some
+  // of every kind.
   OperationEntry entry = ScanEntry<RecurrentScanOperation>();
   for (const ScanVariant& variant : kScanVariants) entry.cuda_variants.push_back(variant.name);
   for (const NamedScanDType& named : kScanDTypes) {

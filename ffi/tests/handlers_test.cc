@@ -26,9 +26,10 @@ const void* GetKernel(const KernelSource& source, int, std::string*) {
 std::string LaunchKernel(const void* kernel, const LaunchShape&, void* problem, int, void*) {
   if (kernel != &kFillKernel) return "";
   const auto& fill = *static_cast<const FillProblem*>(problem);
+  const int32_t used_parts = fill.used_parts == nullptr ? 0 : *fill.used_parts;
   for (int i = 0; i < fill.count; ++i) {
     const FilledRegion& region = fill.regions[i];
-    std::fill_n(static_cast<uint32_t*>(region.at), region.words, region.value);
+    std::fill_n(static_cast<uint32_t*>(region.at), region.Words(used_parts), region.value);
   }
   return "";
 }

@@ -68,7 +68,8 @@ class Plan:
         return (
             f"{self.variant}, {teams} of {blocks} of {self.threads} threads, {kept}, "
             f"{self.shared_bytes / 1024:.0f} KiB of shared memory a block, about "
-            f"{self.tile_microseconds:.1f} us a tile that waits for the one before it"
+            f"{self.tile_microseconds:.1f} us a tile that waits for the one before it, "
+            f"about {self.beside_microseconds:.1f} us one that does not"
         )
 
 

@@ -132,12 +132,9 @@ class EmitSteps {
     return int64_t{tile.number} * kTileRows + item.row;
   }
 
-  __device__ __forceinline__ static bool HasFarSums(const TeamTile& tile) {
-    return !Window::HoldsAll(tile.end - tile.first);
-  }
   // What has come from tiles that are a window away or more.
   __device__ __forceinline__ void LoadFarSums(const GraphScanProblem& p) {
-    if (!now_.exists || !HasFarSums(now_)) return;
+    if (!now_.exists || !Window::HasFar(now_)) return;
 #pragma unroll
     for (int n = 0; n < kItems; ++n) {
       const TeamItem item = items_.At(n);
@@ -162,7 +159,7 @@ class EmitSteps {
       if (items_.At(n).exists) Window::Load(taken_from[n], sums[n]);
     }
     stopped_ |= *stop_ != 0;
-    if (HasFarSums(now_)) {
+    if (Window::HasFar(now_)) {
 #pragma unroll
       for (int n = 0; n < kItems; ++n) {
 #pragma unroll

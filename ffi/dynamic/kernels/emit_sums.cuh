@@ -36,14 +36,37 @@ class EmitSums {
  public:
   __device__ __forceinline__ EmitSums(const GraphScanProblem& p, Words4* shared)
       : lane_(threadIdx.x % kWarp),
-        first_unit_((threadIdx.x - kSizes.product_threads - kSizes.pointwise_threads) / kWarp *
-                        kWarpUnits +
-                    lane_ / kHalf * kHalfUnits + lane_ % kUnits),
+        first_unit_(WarpOfThread() * kWarpUnits + lane_ / kHalf * kHalfUnits + lane_ % kUnits),
         first_slot_(kSlots == 1 ? 0 : lane_ / kHalf),
         first_row_(lane_ / kUnits % (kHalf / kUnits) * kRows),
         window_(shared),
         ring_(shared),
         tiles_(p) {}
+
+  // Stores zeros where what is far away is added in memory, in all groups of the team, while others
+  // load weights. A warp clears the units that it adds to itself. A step that loads such sums is a
+  // window or more behind the first tile of its group, and so behind this, too.
+  __device__ __forceinline__ static void ClearFarSums(const GraphScanProblem& p) {
+    if (p.sums == nullptr) return;  // no group has so many tiles
+    Tiles groups(p);
+    for (;;) {
+      const TeamTile tile = groups.Next(p, 0);
+      if (!tile.exists) break;
+      groups.Next(p, tile.end - tile.first);  // to the next group
+      const int end = Window::FarEnd(tile) * kTileRows;
+#pragma unroll 1
+      for (int row = tile.first * kTileRows + threadIdx.x % kWarp; row < end; row += kWarp) {
+#pragma unroll
+        for (int turn = 0; turn < kTurns; ++turn) {
+#pragma unroll
+          for (int i = 0; i < kWarpUnits; i += kUnits) {
+            ClearRow(p, row, (turn * kSizes.sum_warps + WarpOfThread()) * kWarpUnits + i);
+          }
+        }
+      }
+    }
+    __syncwarp();
+  }
 
   __device__ __forceinline__ void Run(const GraphScanProblem& p) {
     TeamTile tile = tiles_.Next(p);
@@ -70,6 +93,20 @@ class EmitSums {
   }
 
  private:
+  __device__ __forceinline__ static int WarpOfThread() {
+    return (threadIdx.x - kSizes.product_threads - kSizes.pointwise_threads) / kWarp;
+  }
+
+  // 4 units, of which there are all or none.
+  __device__ __forceinline__ static void ClearRow(const GraphScanProblem& p, int row, int unit) {
+    if (!IsUnit(unit)) return;
+    constexpr Words4 kNothing = {0, 0, 0, 0};
+    const int64_t at = int64_t{row} * kSizes.hidden + BlockOfScan<Plan>() * kSizes.units + unit;
+    *reinterpret_cast<Words4*>(p.sums + at) = kNothing;
+#pragma unroll
+    for (int c = 0; c < kCarries; ++c) *reinterpret_cast<Words4*>(p.carries[c] + at) = kNothing;
+  }
+
   // Of a unit of a source: its address in the window, or where it lies in memory its number in the
   // script; and after how many others of the same source it is added: in memory kInMemory more, and
   // -1 if another thread adds to it, or none.
@@ -89,13 +126,15 @@ class EmitSums {
   __device__ __forceinline__ int SlotOf(int item) const {
     return first_slot_ + item % kLaneSlots * 2;
   }
+  __device__ __forceinline__ static bool IsUnit(int unit) {
+    const bool is_of_block =
+        kTurns * kWarpUnits * kSizes.sum_warps == kSizes.units || unit < kSizes.units;
+    return is_of_block && (kSizes.hidden % kSizes.units == 0 ||
+                           BlockOfScan<Plan>() * kSizes.units + unit < kSizes.hidden);
+  }
   __device__ __forceinline__ bool Exists(int item) const {
-    const bool has_unit =
-        kTurns * kWarpUnits * kSizes.sum_warps == kSizes.units || UnitOf(item) < kSizes.units;
-    const bool is_unit = kSizes.hidden % kSizes.units == 0 ||
-                         BlockOfScan<Plan>() * kSizes.units + UnitOf(item) < kSizes.hidden;
     const bool has_slot = kSlots == 1 || kSlots % 2 == 0 || SlotOf(item) < kSlots;
-    return has_unit && is_unit && has_slot;
+    return IsUnit(UnitOf(item)) && has_slot;
   }
 
   __device__ __forceinline__ int Load(const GraphScanProblem& p, const TeamTile& tile) const {

@@ -75,6 +75,7 @@ __global__ void __launch_bounds__(Plan::kSizes.threads, 1)
     EmitSteps<Step, Plan>(p, shared, stop).Run(p);
   } else {
     if constexpr (kSizes.product_registers > 0) GiveUpRegisters<kSizes.sum_registers>();
+    EmitSums<Plan>::ClearFarSums(p);
     EmitSums<Plan>(p, shared).Run(p);
   }
 }

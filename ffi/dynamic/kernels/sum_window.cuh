@@ -9,6 +9,7 @@
 #pragma once
 
 #include "cuda/device.cuh"
+#include "dynamic/kernels/tiles_of_team.cuh"
 #include "dynamic/problem.h"
 
 namespace jaxsparse {
@@ -32,8 +33,12 @@ class SumWindow {
   __device__ __forceinline__ static bool IsNear(int tile, int number) {
     return number - tile < kTiles;
   }
-  // Whether all are in a group of so many tiles.
-  __device__ __forceinline__ static bool HoldsAll(int tiles) { return tiles <= kTiles; }
+  // Whether sums of a tile may be in memory: its group has tiles that are a window or more away.
+  __device__ __forceinline__ static bool HasFar(const TeamTile& tile) {
+    return tile.number < FarEnd(tile);
+  }
+  // The end of the tiles of a tile's group that have such sums.
+  __device__ __forceinline__ static int FarEnd(const TeamTile& tile) { return tile.end - kTiles; }
 
   // What is the same for all units of a row: bytes.
   __device__ __forceinline__ static uint32_t PlaceOfTile(int tile) {

@@ -79,8 +79,9 @@ void TestOthers(int64_t rows, int64_t columns) {
   emulated::Launch(kBlocks, kDensifyThreads, [&] { Densify<float, Index>(densify); });
 }
 
-// Regions that begin at each word of 16 bytes, of all short lengths, and one of several turns.
-void TestFill() {
+// Regions that begin at each word of 16 bytes, of all short lengths, and one of several turns; with
+// parts of so many words, of which a number is used.
+void TestFill(int64_t part_words, int32_t used_parts) {
   constexpr int64_t kWords = kWordsOfFill * kFillThreads * kBlocks * 2 + 3;
   std::vector<std::vector<uint32_t>> arrays;
   FillProblem p;
@@ -89,16 +90,19 @@ void TestFill() {
     for (int64_t before = 0; before < (words < kWords ? kWordsOfFill : 1); ++before) {
       arrays.emplace_back(static_cast<size_t>(before + words), 1);
       p.regions[p.count] = {arrays.back().data() + before, words,
-                            100u + static_cast<uint32_t>(p.count)};
+                            100u + static_cast<uint32_t>(p.count), part_words};
       ++p.count;
     }
   }
+  if (part_words > 0) p.used_parts = &used_parts;
   emulated::Launch(kBlocks, kFillThreads, [&] { FillRegions(p); });
   for (size_t i = 0; i < arrays.size(); ++i) {
     const std::vector<uint32_t>& array = arrays[i];
     const size_t before = array.size() - static_cast<size_t>(p.regions[i].words);
+    const auto used = static_cast<size_t>(std::max(used_parts, 0) * part_words);
+    const size_t end = part_words > 0 ? before + used : array.size();
     for (size_t j = 0; j < array.size(); ++j) {
-      const uint32_t expected = j < before ? 1 : p.regions[i].value;
+      const uint32_t expected = j < before || j >= end ? 1 : p.regions[i].value;
       if (array[j] != expected) Fail("filled memory", i, j, array[j], expected);
     }
   }
@@ -119,7 +123,9 @@ int main() {
     TestSddmm<float, float, int32_t>({40, 70, 9, 0.3, 0.9}, disorder, true);
     TestSddmm<float16, float, uint16_t>({23, 50, 40, 0.2}, disorder, false);
   }
-  TestFill();
+  TestFill(0, 0);
+  TestFill(3, 2);
+  for (const int32_t used_parts : {-1, 0, 1 << 30}) TestFill(1 << 10, used_parts);
   for (int turn = 0; turn < 20; ++turn) {
     TestOthers<int32_t>(17, 30);
     TestOthers<uint16_t>(40, 90);

@@ -67,7 +67,7 @@ inline int RunCall(const std::string& folder, void (*kernel)(const GraphScanProb
   std::memset(p.states, 0xff, results[result++].size());
   std::vector<std::vector<float>> sums(
       static_cast<size_t>(1 + carries),
-      std::vector<float>(static_cast<size_t>(form.tiles * form.width * hidden)));
+      std::vector<float>(static_cast<size_t>(form.tiles * form.width * hidden), 7.f));
   const bool has_sums = emits && form.tiles > window;
   if (has_sums) p.sums = sums[0].data();
   if (emits) {

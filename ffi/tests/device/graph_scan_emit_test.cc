@@ -17,8 +17,8 @@ class EmitTest : public GraphOperands<Step, Plan> {
  public:
   explicit EmitTest(const RandomScript& script)
       : Base(script, Step::kStates),
-        sums_(Room(Base::Rows())),
-        carries_(Room(Base::Rows())),
+        sums_(Room(Base::Rows(), 7.f)),  // which the kernel clears itself
+        carries_(Room(Base::Rows(), 7.f)),
         leaf_sums_(Room(script.leaves)),
         leaf_carries_(Room(script.leaves)) {}
 
@@ -61,8 +61,8 @@ class EmitTest : public GraphOperands<Step, Plan> {
   }
 
  private:
-  static std::vector<float> Room(int64_t rows) {
-    return std::vector<float>(static_cast<size_t>(rows * kHidden));
+  static std::vector<float> Room(int64_t rows, float value = 0) {
+    return std::vector<float>(static_cast<size_t>(rows * kHidden), value);
   }
 
   void CheckUnit(int64_t row, int64_t unit, double sum, double carry_sum,
@@ -130,6 +130,7 @@ int main() {
     constexpr auto Tree = Test<TreeAdjointStep, TreeArrays, bfloat16, 32, 4,
                                TeamOptions{16, 2, 2, 2, 1, 2, false, false, 0, 2}>;
     Tree({.script = {.leaves = 2, .tiles = 24, .groups = 2}});
+    Tree({.script = {.tiles = 24, .groups = 2, .is_damaged = true}});
     constexpr auto Chain =
         Test<ChainStep, NoArrays, bfloat16, 16, 1,
              TeamOptions{8, 1, 2, 4, 1, 1, false, false, 0, 1, /*window=*/8, /*sets=*/2}>;
@@ -144,6 +145,7 @@ int main() {
     constexpr auto Tree = Test<TreeAdjointStep, TreeArrays, float16, 40, 2,
                                TeamOptions{32, 1, 2, 2, 3, 1, false, false, 0, 1}>;
     Tree({.script = {.groups = 2}});
+    Tree({.script = {.tiles = 11, .groups = 1}});
   }
   {  // rows of several kinds, whose weights are in registers, in shared memory, or in both
     constexpr auto Both = Test<TreeAdjointStep, TreeArrays, bfloat16, 24, 2,

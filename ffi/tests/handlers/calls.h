@@ -391,6 +391,7 @@ inline TestCall GraphScanCall(bool emits, const std::string& dtype, int64_t tile
                      {"leaves", kLeaves},
                      {"tiles", tiles},
                      {"script_groups", form.groups},
+                     {"window", int64_t{0}},
                      {"carries", int64_t{1}},
                      {"inputs", "3rh 7h"},
                      {"input_dtypes", dtype + " float32"},
