@@ -55,15 +55,14 @@ class GatherProducts {
   }
 
   __device__ __forceinline__ void Run(const GraphScanProblem& p) {
-    Take(p);
-    if (!next_.tile.exists) return;
+    const Sources first = Take(p), second = Take(p);  // on their way together
+    if (!first.tile.exists) return;
     backoff_.Start();
     Asked even, odd;
-    Find(p, next_, even);
-    Take(p);
+    Find(p, first, even);
     Ask(even);
-    Find(p, next_, odd);
-    Take(p);
+    Find(p, second, odd);
+    next_ = Take(p);
     for (;;) {
       if (!Turn(p, even, odd)) return;
       if (!Turn(p, odd, even)) return;
@@ -87,13 +86,15 @@ class GatherProducts {
   };
 
   // Asks for the record of one more tile.
-  __device__ __forceinline__ void Take(const GraphScanProblem& p) {
-    next_.tile = tiles_.Next(p);
-    next_.kind = Tiles::LoadKind(p, next_.tile);
+  __device__ __forceinline__ Sources Take(const GraphScanProblem& p) {
+    Sources next;
+    next.tile = tiles_.Next(p);
+    next.kind = Tiles::LoadKind(p, next.tile);
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      next_.source[i] = Tiles::LoadSource(p, next_.tile, product_.TileRow(), SlotOf(i));
+      next.source[i] = Tiles::LoadSource(p, next.tile, product_.TileRow(), SlotOf(i));
     }
+    return next;
   }
 
   // Makes the products of a tile whose states were asked for, or some of them. Whether there is
@@ -110,7 +111,7 @@ class GatherProducts {
     ring_.WaitUntilEmpty();  // which it is long before the states come
     if (kSizes.asks_ahead) Ask(ahead);
     const Sources next = next_;  // its record was asked for a turn ago
-    Take(p);
+    next_ = Take(p);
     int looks = 0;
     if (is_missing) {
       looks = LookAgain(places, now.x, backoff_, &watchdog_);

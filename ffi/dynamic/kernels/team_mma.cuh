@@ -52,13 +52,13 @@ class TeamMma {
 #pragma unroll
     for (int kind = 0; kRegisterChunks > 0 && kind < kRegisterKinds; ++kind) {
       const Loads loads = LoadsOf(p, kind);
-      typename Loads::Asked next;
-      loads.Ask(FirstColumn(0), &next);
+      // One behind the other in turn: a copy of what is on its way would wait for it.
+      typename Loads::Asked asked[2];
+      loads.Ask(FirstColumn(0), &asked[0]);
 #pragma unroll
       for (int j = 0; j < kRegisterChunks; ++j) {
-        const typename Loads::Asked asked = next;
-        if (j + 1 < kRegisterChunks) loads.Ask(FirstColumn(j + 1), &next);
-        loads.Arrange(asked, weights_[kind][j]);
+        if (j + 1 < kRegisterChunks) loads.Ask(FirstColumn(j + 1), &asked[(j + 1) % 2]);
+        loads.Arrange(asked[j % 2], weights_[kind][j]);
       }
     }
 #pragma unroll 1  // which the compiler takes less time for

@@ -16,6 +16,12 @@ namespace jaxsparse {
 template <typename Plan>
 using ChunkWeights = Words4[Plan::kSizes.row_tiles][2];
 
+// Whether a block's part of the matrix has all columns of its warps' chunks, and all its units.
+template <typename Plan>
+constexpr bool kHasWholeChunks =
+    Plan::kSizes.columns == Plan::kSizes.loads * Plan::kSizes.warps * Plan::kSizes.load_columns &&
+    Plan::kSizes.hidden % Plan::kSizes.units == 0;
+
 // Of the matrix of a pass to sources, whose columns are neighbours in memory.
 template <typename Plan>
 class EmitWeights {
@@ -38,10 +44,12 @@ class EmitWeights {
     for (int i = 0; i < 2 * kSizes.row_tiles; ++i) {
       const int row = i * 8 + lane / 4;
       const int unit = BlockOfScan<Plan>() * kSizes.units + row % kSizes.units;
-      const bool exists = row < kSizes.rows && unit < kSizes.hidden && column < kSizes.columns;
+      const bool exists =
+          i * 8 < kSizes.rows &&
+          (kHasWholeChunks<Plan> || (unit < kSizes.hidden && column < kSizes.columns));
       const auto at = static_cast<uint32_t>(row / kSizes.units * kSizes.hidden + unit);
-      asked->rows[i / 2][i % 2] = {0, 0, 0, 0};
-      if (exists) {
+      if (!exists) asked->rows[i / 2][i % 2] = {0, 0, 0, 0};
+      else {
         asked->rows[i / 2][i % 2] =
             *reinterpret_cast<const Words4*>(values_ + uint64_t{at} * row_stride_ + column);
       }
@@ -99,10 +107,11 @@ class GatherWeights {
         const int of_lanes = piece.k % 8 / 2 * 8 + piece.k / 8 * 2 + piece.k % 2;
         const int column = first_column + of_lanes + 4 * half, row = piece.place * 8;
         const int unit = BlockOfScan<Plan>() * kSizes.units + row % kSizes.units;
-        const bool exists = piece.exists && unit < kSizes.hidden && column < kSizes.columns;
+        const bool exists = piece.exists && (kHasWholeChunks<Plan> ||
+                                             (unit < kSizes.hidden && column < kSizes.columns));
         const auto at = static_cast<uint32_t>(row / kSizes.units * kSizes.hidden + unit);
-        asked->pieces[half][i] = {0, 0, 0, 0};
-        if (exists) {
+        if (!exists) asked->pieces[half][i] = {0, 0, 0, 0};
+        else {
           asked->pieces[half][i] = *reinterpret_cast<const Words4*>(
               values_ + uint64_t{static_cast<uint32_t>(column)} * column_stride_ + at);
         }
@@ -141,7 +150,7 @@ class GatherWeights {
   };
   __device__ __forceinline__ static Piece PieceOf(int i) {
     const int index = i * kWarp + static_cast<int>(threadIdx.x % kWarp);
-    const bool exists = index < 16 * kRowPieces;
+    const bool exists = 16 * kRowPieces % kWarp == 0 || index < 16 * kRowPieces;
     return {index / kRowPieces, index % kRowPieces, exists};
   }
 
