@@ -64,7 +64,8 @@ const std::vector<OperationEntry>& Entries() {
                                                                CheckTopologyEntry(),
                                                                RecurrentScanEntry(),
                                                                RecurrentWaveEntry(),
-                                                               DynamicScanEntry()};
+                                                               DynamicScanEntry(),
+                                                               DynamicLossEntry()};
   return *entries;
 }
 

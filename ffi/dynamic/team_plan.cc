@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "dynamic/kernels/team.h"
 #include "dynamic/problem.h"
+#include "dynamic/team_passes.h"
 #include "nvrtc/expression.h"
 #include "nvrtc/kernel.h"
 
@@ -14,7 +14,6 @@ namespace {
 // Of the model below. Exchanges were measured on an H100 for scans whose blocks poll each other's
 // data, products by mma.sync beside them; the others are estimates.
 constexpr double kClocks = kClocksOfMicrosecond;
-constexpr double kStart = 7.0;      // microseconds in which a launch loads weights
 constexpr double kExchange = 0.55;  // of what a block waits for, in microseconds
 constexpr double kExchangeOfKilobyte = 0.015;
 constexpr double kClocksOfMma = 2.4;              // on a multiprocessor, of 16 x 8 x 16
@@ -34,15 +33,60 @@ constexpr int64_t kMostBlockWeights = 1 << 25;  // far more than any block has r
 double Double(int64_t x) { return static_cast<double>(x); }
 int64_t RoundUp(int64_t a, int64_t multiple) { return CeilDivide(a, multiple) * multiple; }
 
-// The registers that threads have if those of the pointwise step keep no more than they need, and
-// the weights that lie in the others'.
-void DistributeRegisters(const GraphScanForm& form, TeamConfig* config) {
-  const TeamSizes sizes(*config);
-  const int warps = config->warps, others = config->pointwise_warps + config->sum_warps;
-  const int equal = sizes.thread_registers;
-  const auto needed = static_cast<int>(RoundUp(
+std::string ExpressionOf(const TeamConfig& c) {
+  return ConfigExpression(
+      "TeamConfig",
+      {Field("row_parts", c.row_parts), Field("column_parts", c.column_parts),
+       Field("state_bytes", c.state_bytes), Field("hidden", c.hidden), Field("units", c.units),
+       Field("warps", c.warps), Field("pointwise_warps", c.pointwise_warps),
+       Field("sum_warps", c.sum_warps), Field("beside_warps", c.beside_warps),
+       Field("passed", c.passed), Field("stages", c.stages),
+       Field("register_chunks", c.register_chunks), Field("asks_ahead", c.asks_ahead),
+       Field("product_registers", c.product_registers),
+       Field("pointwise_registers", c.pointwise_registers)});
+}
+
+// Of a tile, in a block.
+double ProductMicroseconds(const TeamSizes& sizes) {
+  const double of_shared = Double(sizes.states_at - sizes.weights_at) / 128;
+  if (sizes.tensor_cores) {
+    const int64_t count = int64_t{2} * sizes.loads * sizes.row_tiles * sizes.warps;
+    return (Double(count) * kClocksOfMma + of_shared) / kClocks;
+  }
+  const int64_t rows = int64_t{sizes.row_groups} * sizes.lane_rows;
+  const double multiplied = Double(rows * sizes.columns * kTileRows) / 128;
+  return (multiplied * kOverheadOfFma + of_shared * kTileRows / sizes.batch_tile) / kClocks;
+}
+
+}  // namespace
+
+TeamConfig PassConfig(const GraphScanForm& form, int64_t units, const RingKind& ring) {
+  TeamConfig config;
+  config.row_parts = static_cast<int>(form.emits ? form.slots : form.products);
+  config.column_parts = static_cast<int>(form.emits ? form.products : form.slots);
+  config.state_bytes = static_cast<int>(SizeOf(form.dtype));
+  config.hidden = static_cast<int>(form.hidden);
+  config.units = static_cast<int>(units);
+  config.warps = ring.warps;
+  config.stages = ring.stages;
+  config.asks_ahead = ring.asks_ahead;
+  if (form.emits) {
+    config.sum_warps = 4;
+    config.passed = static_cast<int>(form.slots * form.carries);
+  }
+  return config;
+}
+
+int PointwiseRegisters(const GraphScanForm& form, const TeamSizes& sizes) {
+  return static_cast<int>(RoundUp(
       std::max<int64_t>(kLeastPointwiseRegisters, 64 + sizes.items * (form.arrays + form.products)),
       8));
+}
+
+void DistributeRegisters(int needed, TeamConfig* config) {
+  const TeamSizes sizes(*config);
+  const int warps = config->warps, others = sizes.all_warps - warps;
+  const int equal = sizes.thread_registers;
   int product = std::min(equal, kMostThreadRegisters);
   if (needed < equal && warps % 4 == 0 && others % 4 == 0) {
     const int all = equal * (warps + others);
@@ -59,19 +103,7 @@ void DistributeRegisters(const GraphScanForm& form, TeamConfig* config) {
               : std::clamp((for_weights - passing) / sizes.chunk_registers, 0, sizes.weight_chunks);
 }
 
-std::string ExpressionOf(const TeamConfig& c) {
-  return ConfigExpression(
-      "TeamConfig",
-      {Field("row_parts", c.row_parts), Field("column_parts", c.column_parts),
-       Field("state_bytes", c.state_bytes), Field("hidden", c.hidden), Field("units", c.units),
-       Field("warps", c.warps), Field("pointwise_warps", c.pointwise_warps),
-       Field("sum_warps", c.sum_warps), Field("passed", c.passed), Field("stages", c.stages),
-       Field("register_chunks", c.register_chunks), Field("asks_ahead", c.asks_ahead),
-       Field("product_registers", c.product_registers),
-       Field("pointwise_registers", c.pointwise_registers)});
-}
-
-std::string ConstantsOf(const TeamConfig& config, const GraphScanForm& form, int64_t teams,
+std::string PassConstants(const TeamConfig& config, const GraphScanForm& form, int64_t teams,
                         bool barrier) {
   std::string text = "  static constexpr jaxsparse::TeamSizes kSizes{" + ExpressionOf(config);
   text += "};\n  static constexpr int kSlots = " + std::to_string(form.slots) + ";\n";
@@ -82,19 +114,15 @@ std::string ConstantsOf(const TeamConfig& config, const GraphScanForm& form, int
   return text;
 }
 
-// Of a tile, in a block.
-double ProductMicroseconds(const TeamSizes& sizes) {
-  const double of_shared = Double(sizes.states_at - sizes.weights_at) / 128;
-  if (sizes.tensor_cores) {
-    const int64_t count = int64_t{2} * sizes.loads * sizes.row_tiles * sizes.warps;
-    return (Double(count) * kClocksOfMma + of_shared) / kClocks;
-  }
-  const int64_t rows = int64_t{sizes.row_groups} * sizes.lane_rows;
-  const double multiplied = Double(rows * sizes.columns * kTileRows) / 128;
-  return (multiplied * kOverheadOfFma + of_shared * kTileRows / sizes.batch_tile) / kClocks;
+bool IsWorthPlanning(const GraphScanForm& form, int64_t units) {
+  // Blocks whose last one has hardly any units are those of fewer units.
+  const int64_t blocks = CeilDivide(form.hidden, units);
+  if (units > 8 && CeilDivide(form.hidden, units - 8) == blocks) return false;
+  return Double(form.products * form.slots) * Double(form.hidden) * Double(units) <=
+         Double(kMostBlockWeights);
 }
 
-void Predict(const GraphScanForm& form, const TeamSizes& sizes, TeamPlan* plan) {
+void PredictPass(const GraphScanForm& form, const TeamSizes& sizes, TeamPlan* plan) {
   // KB that each block receives for a tile.
   const double received = Double(int64_t{sizes.columns} * kTileRows * sizes.state_bytes) / 1e3;
   const double product = ProductMicroseconds(sizes);
@@ -110,63 +138,9 @@ void Predict(const GraphScanForm& form, const TeamSizes& sizes, TeamPlan* plan) 
   const double in_turn = std::min(tiles, kLevels);
   const double by_cache =
       Double(form.tiles) * sizes.blocks * received * 1e3 / kCacheBytesOfMicrosecond;
-  plan->total_microseconds = kStart + std::max(in_turn * plan->tile_microseconds +
+  plan->total_microseconds = kStartMicroseconds + std::max(in_turn * plan->tile_microseconds +
                                                    (tiles - in_turn) * plan->beside_microseconds,
                                                by_cache);
-}
-
-// Warps that make products, stages of the ring that they fill, and whether they ask for states
-// ahead. Where several are predicted to take as long, the first one is taken.
-struct RingKind {
-  int warps, stages;
-  bool asks_ahead;
-};
-constexpr RingKind kRings[] = {{8, 4, true},  {4, 4, true},  {2, 4, true}, {1, 4, true},
-                               {8, 2, true},  {4, 2, true},  {2, 2, true}, {8, 4, false},
-                               {4, 4, false}, {8, 2, false}, {4, 2, false}};
-
-// The plan of teams whose blocks have so many units and such a ring, if they fit.
-std::optional<TeamPlan> PlanOf(const TeamVariant& variant, const GraphScanForm& form,
-                               const Gpu& gpu, int64_t units, const RingKind& ring) {
-  TeamConfig config;
-  config.row_parts = static_cast<int>(form.emits ? form.slots : form.products);
-  config.column_parts = static_cast<int>(form.emits ? form.products : form.slots);
-  config.state_bytes = static_cast<int>(SizeOf(form.dtype));
-  config.hidden = static_cast<int>(form.hidden);
-  config.units = static_cast<int>(units);
-  config.warps = ring.warps;
-  config.stages = ring.stages;
-  config.asks_ahead = ring.asks_ahead;
-  if (form.emits) {
-    config.sum_warps = 4;
-    config.passed = static_cast<int>(form.slots * form.carries);
-  }
-  DistributeRegisters(form, &config);
-  const TeamSizes sizes(config);
-  const int64_t room = gpu.multiprocessors / sizes.blocks;
-  const int64_t teams = form.groups == 0 ? room : std::min(form.groups, room);
-  if (teams == 0 || sizes.shared_bytes > gpu.shared_bytes || sizes.chunks < ring.warps) {
-    return std::nullopt;
-  }
-  TeamPlan plan;
-  plan.variant = &variant;
-  plan.teams = static_cast<int>(std::min<int64_t>(teams, kMaxScansOfLaunch));
-  plan.constants = ConstantsOf(config, form, plan.teams, variant.barrier);
-  plan.blocks = sizes.blocks;
-  plan.threads = sizes.threads;
-  plan.shared_bytes = sizes.shared_bytes;
-  plan.poll_delay = 400;
-  plan.poll_delay_increase = 8;
-  plan.poll_delay_decrease = 8;
-  plan.in_registers = static_cast<double>(sizes.register_chunks) / sizes.weight_chunks;
-  Predict(form, sizes, &plan);
-  return plan;
-}
-
-void KeepFaster(std::optional<TeamPlan> plan, std::optional<TeamPlan>* best) {
-  if (plan && (!*best || plan->total_microseconds < (*best)->total_microseconds)) {
-    *best = std::move(plan);
-  }
 }
 
 std::string ReasonAgainst(const TeamVariant& variant, const GraphScanForm& form) {
@@ -181,6 +155,40 @@ std::string ReasonAgainst(const TeamVariant& variant, const GraphScanForm& form)
   return "";
 }
 
+namespace {
+
+// The plan of teams whose blocks have so many units and such a ring, if they fit.
+std::optional<TeamPlan> PlanOf(const TeamVariant& variant, const GraphScanForm& form,
+                               const Gpu& gpu, int64_t units, const RingKind& ring) {
+  TeamConfig config = PassConfig(form, units, ring);
+  DistributeRegisters(PointwiseRegisters(form, TeamSizes(config)), &config);
+  const TeamSizes sizes(config);
+  const int64_t room = gpu.multiprocessors / sizes.blocks;
+  const int64_t teams = form.groups == 0 ? room : std::min(form.groups, room);
+  if (teams == 0 || sizes.shared_bytes > gpu.shared_bytes || sizes.chunks < ring.warps) {
+    return std::nullopt;
+  }
+  TeamPlan plan;
+  plan.variant = &variant;
+  plan.teams = static_cast<int>(std::min<int64_t>(teams, kMaxScansOfLaunch));
+  plan.constants = PassConstants(config, form, plan.teams, variant.barrier);
+  plan.blocks = sizes.blocks;
+  plan.threads = sizes.threads;
+  plan.shared_bytes = sizes.shared_bytes;
+  plan.poll_delay = 400;
+  plan.poll_delay_increase = 8;
+  plan.poll_delay_decrease = 8;
+  plan.in_registers = static_cast<double>(sizes.register_chunks) / sizes.weight_chunks;
+  PredictPass(form, sizes, &plan);
+  return plan;
+}
+
+void KeepFaster(std::optional<TeamPlan> plan, std::optional<TeamPlan>* best) {
+  if (plan && (!*best || plan->total_microseconds < (*best)->total_microseconds)) {
+    *best = std::move(plan);
+  }
+}
+
 }  // namespace
 
 TeamChoice PlanTeams(const GraphScanForm& form, const Gpu& gpu, const std::string& wanted) {
@@ -190,13 +198,7 @@ TeamChoice PlanTeams(const GraphScanForm& form, const Gpu& gpu, const std::strin
     std::string reason = ReasonAgainst(variant, form);
     if (reason.empty()) {
       for (int64_t units = 8; units < form.hidden + 8; units += 8) {
-        // Blocks whose last one has hardly any units are those of fewer units.
-        const int64_t blocks = CeilDivide(form.hidden, units);
-        if (units > 8 && CeilDivide(form.hidden, units - 8) == blocks) continue;
-        if (Double(form.products * form.slots) * Double(form.hidden) * Double(units) >
-            Double(kMostBlockWeights)) {
-          break;
-        }
+        if (!IsWorthPlanning(form, units)) continue;
         for (const RingKind& ring : kRings) {
           KeepFaster(PlanOf(variant, form, gpu, units, ring), &choice.best);
         }

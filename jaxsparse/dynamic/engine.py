@@ -55,16 +55,22 @@ def source(step: Step, form: ScanForm, plan: Plan, delay: int) -> str:
 
     ``delay`` is `recurrent.engine.most_delay`.
     """
+    return (
+        f'#include "{_FILE}"\n#include "cuda/pointwise.cuh"\n\n'
+        f"{printed_step(step)}\n{printed_plan(step, form, plan.constants, delay)}"
+    )
+
+
+def printed_plan(step: Step, form: ScanForm, constants: str, delay: int) -> str:
+    """A pass's plan as device code: its constants, and what does not follow from these."""
     outputs = tuple("float32" if wide else form.state_dtype for wide in step.wide_outputs)
     dtype = _ffi.SCAN_DTYPES[form.state_dtype]
     return (
-        f'#include "{_FILE}"\n#include "cuda/pointwise.cuh"\n\n'
-        f"{printed_step(step)}\n"
         "struct PrintedPlan {\n"
         f"  using State = {dtype};\n"
         f"  using Weight = {dtype};\n"
         f"{printer.print_arrays(step.inputs, form.input_dtypes, step.outputs, outputs)}"
-        f"{plan.constants}"
+        f"{constants}"
         f"  static constexpr unsigned kMostDelay = {delay};\n"
         "};\n"
     )

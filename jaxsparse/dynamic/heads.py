@@ -8,12 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxsparse import _ffi
 from jaxsparse.dynamic.script import Script
 from jaxsparse.ops.arguments import check_floating
 from jaxsparse.precision import accumulator_dtype, promoted
 from jaxsparse.recurrent.arguments import as_array_of_rank, as_vector
 
-MOST_CLASSES = 64  # of a head, so that a warp makes the logits of a row
+MOST_CLASSES: int = _ffi.LOSS_MOST_CLASSES
 
 
 @dataclasses.dataclass(frozen=True)

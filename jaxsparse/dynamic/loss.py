@@ -32,7 +32,7 @@ from jaxsparse.dynamic.primitive.operands import FULL
 from jaxsparse.dynamic.primitive.row_products import products_of_rows
 from jaxsparse.dynamic.scan import prepared
 from jaxsparse.dynamic.script import Script
-from jaxsparse.precision import promoted
+from jaxsparse.precision import accumulator_dtype, promoted
 from jaxsparse.recurrent.arguments import check_precision
 
 OPERATION = "dynamic.loss"
@@ -120,7 +120,7 @@ def loss(
         of_scan.words,
         labels_of_rows(script, head.label),
         head_weights,
-        head_bias,
+        head_bias.astype(accumulator_dtype(given.dtype)),
         of_scan.state,
         of_scan.carries,
         of_scan.inputs,

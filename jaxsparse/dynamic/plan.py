@@ -92,7 +92,7 @@ def make_plan(form: ScanForm, device: Device, variant: str | None = None) -> Pla
         device: the GPU.
         variant: the only one to consider.
     """
-    if reason := _refusal(form, device):
+    if reason := refusal(form, device):
         return NoPlan(reason)
     return _made_plan(form, device, variant)
 
@@ -102,7 +102,7 @@ def loop_microseconds(form: ScanForm) -> float:
     return form.tiles * _LOOP_TILE[form.emits]
 
 
-def _refusal(form: ScanForm, device: Device) -> str:
+def refusal(form: ScanForm, device: Device) -> str:
     """Why no kernel takes operands of a form, whatever its sizes; empty if some may."""
     if lacks := device.lacks_for(COMPUTE_CAPABILITY):
         return lacks

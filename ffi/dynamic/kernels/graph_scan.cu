@@ -8,30 +8,14 @@
 #include "dynamic/kernels/gather_product.cuh"
 #include "dynamic/kernels/gather_steps.cuh"
 #include "dynamic/kernels/team.h"
-#include "dynamic/kernels/team_fma.cuh"
+#include "dynamic/kernels/team_product.cuh"
 
 namespace jaxsparse {
 
-// How product warps multiply by a block's part of a matrix.
-template <bool kTensorCores, typename Plan, typename Matrix>
-struct TeamProductOf {
-  using type = TeamFma<Plan, Matrix>;
-};
-template <typename Plan, typename Matrix>
-struct TeamProductOf<true, Plan, Matrix> {
-  using type = TeamMma<Plan, Matrix>;
-};
-template <typename Plan, typename Matrix>
-using TeamProduct = typename TeamProductOf<Plan::kSizes.tensor_cores, Plan, Matrix>::type;
-
-// By the first thread of a block, before the others go on: what warps tell each other.
+// By the first thread of a block, before the others go on.
 template <typename Plan>
 __device__ __forceinline__ volatile uint32_t* BeginBlock(Words4* shared) {
-  volatile uint32_t* stop = reinterpret_cast<uint32_t*>(shared) + Plan::kSizes.flag_at / 4;
-  if (threadIdx.x == 0) {
-    *stop = 0;
-    Ring<Plan>(shared).Init();
-  }
+  volatile uint32_t* stop = BeginPass<Plan>(shared);
   __syncthreads();
   return stop;
 }

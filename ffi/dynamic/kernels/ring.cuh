@@ -85,6 +85,17 @@ class Ring {
   State at_;
 };
 
+// By the first thread of a block, before all of it meet: what warps tell each other in a pass.
+template <typename Plan>
+__device__ __forceinline__ volatile uint32_t* BeginPass(Words4* shared) {
+  volatile uint32_t* stop = reinterpret_cast<uint32_t*>(shared) + Plan::kSizes.flag_at / 4;
+  if (threadIdx.x == 0) {
+    *stop = 0;
+    Ring<Plan>(shared).Init();
+  }
+  return stop;
+}
+
 // A team meets for the tile with that number among its own: product warps, and others without a
 // watchdog.
 template <typename Plan>

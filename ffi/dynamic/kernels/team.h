@@ -17,6 +17,7 @@ struct TeamConfig {
   int warps = 8;            // that make products; the columns are split over them
   int pointwise_warps = 4;  // that make the pointwise step
   int sum_warps = 0;  // that sum the parts of products, if pointwise warps don't: where rows emit
+  int beside_warps = 0;  // of the launch, that have no part in this pass
   int passed = 0;     // values of a unit that pointwise warps pass to these: carries for sources
   int stages = 4;     // of the ring between warps
   int register_chunks = 0;  // chunks of columns of a warp whose weights stay in registers; the
@@ -83,7 +84,7 @@ struct TeamSizes : TeamConfig {
                         (tensor_cores ? 4 * row_tiles * chains : (lane_rows + 4) * batch_tile);
 
   // The same for all threads: each quarter of a multiprocessor has 512 for every lane of its warps.
-  int all_warps = warps + pointwise_warps + sum_warps;
+  int all_warps = warps + pointwise_warps + sum_warps + beside_warps;
   int thread_registers = 512 / ((all_warps + 3) / 4) / 8 * 8;
 
  private:

@@ -17,7 +17,7 @@ from jaxsparse.recurrent.plan import COMPUTE_CAPABILITY
 dynamic_loss_p = make_primitive(
     Operation(
         name="dynamic_loss",
-        target="dynamic_scan",
+        target="dynamic_loss",
         called="dynamic.loss",
         params=(
             "step",
