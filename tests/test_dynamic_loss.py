@@ -11,10 +11,12 @@ import pytest
 from dynamic_loss_problems import LossCase
 from jax.sharding import PartitionSpec as P
 from jax.test_util import check_grads
+from test_dynamic_device import needs_gpu
 
-from jaxsparse import H200, dynamic, explain
+from jaxsparse import H200, _ffi, dynamic, explain
 from jaxsparse.dynamic.loss_primitive import dynamic_loss_p
-from jaxsparse.primitive import equations
+from jaxsparse.primitive import OPERATIONS, choose, equations, typed_call
+from jaxsparse.recurrent.failures import check
 
 
 def close(got, expected, tolerance=1e-9):
@@ -185,3 +187,115 @@ def test_errors():
         loss(head, precision="low")
     with pytest.raises(ValueError, match=r"dynamic.loss: implementation"):
         loss(head, implementation="gpu")
+
+
+# ---- Kernels ----
+
+
+def test_the_plan_of_a_tree_lstm():
+    """Both passes have all weights in registers, as each of them by itself."""
+    case = LossCase("tree_lstm", 256, jnp.bfloat16, groups=8)
+    asked = functools.partial(case.loss, implementation="cuda")
+    (found,) = explain(jax.grad(asked), case.operands, device=H200)
+    plan = found.plan
+    assert (plan.teams, plan.blocks, plan.in_registers) == (8, 16, 1.0), plan
+    assert str(plan).startswith("value and gradient in one launch: team_tensor_cores")
+    (chosen,) = explain(jax.grad(case.loss), case.operands, device=H200)
+    assert chosen.plan == plan
+
+
+def test_what_no_kernel_takes():
+    def refusal(case, operands=None):
+        asked = functools.partial(case.loss, implementation="cuda")
+        (found,) = explain(jax.grad(asked), operands or case.operands, device=H200)
+        assert str(found.plan).startswith("refused, because ")
+        return found.plan.reason
+
+    case = LossCase("tree_lstm", 64, jnp.bfloat16)
+    *operands, (head, bias) = case.operands
+    wide_head = (*operands, (head.astype(jnp.float32), bias))
+    assert "a head's weights in the states' dtype, bfloat16" in refusal(case, wide_head)
+    assert "tiles of 8 rows" in refusal(LossCase("tree_lstm", 64, jnp.bfloat16, width=16))
+    assert "no multiple of 8" in refusal(LossCase("tree_lstm", 60, jnp.bfloat16))
+    large = LossCase("tree_lstm", 1024, jnp.float32, graphs=2, rows=3, classes=64)
+    assert "the head of 64 classes of 1024 units don't fit" in refusal(large)
+
+
+@pytest.mark.parametrize(
+    "name, dtype, variant, classes, delay",
+    [
+        ("tree_lstm_with_x", "bfloat16", "team_tensor_cores", 5, 0),
+        ("every_child", "float16", "team_tensor_cores_barrier", 33, 1000),
+        ("chain", "float32", "team_fma", 2, 0),
+    ],
+)
+def test_every_kind_of_kernel_compiles(name, dtype, variant, classes, delay, monkeypatch):
+    monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "")
+    monkeypatch.setenv("JAXSPARSE_SCAN_DELAY", str(delay))
+    try:
+        _ffi.nvrtc_version()
+    except RuntimeError as error:
+        pytest.skip(f"needs NVRTC: {error}")
+    case = LossCase(name, 64, jnp.dtype(dtype), classes=classes)
+    asked = functools.partial(case.loss, variant=variant, implementation="cuda")
+    jaxpr = jax.make_jaxpr(jax.grad(asked))(case.operands)
+    (eqn,) = (e for e in equations(jaxpr.jaxpr) if e.primitive is dynamic_loss_p)
+    call = typed_call(OPERATIONS[dynamic_loss_p], eqn.params, [v.aval for v in eqn.invars])
+    said = choose(call, H200).attributes
+    kernel = _ffi.compile_kernel(said["name"], said["expression"], "sm_90a", said["source"])
+    assert kernel.startswith(b"\x7fELF")
+
+
+# ---- On a GPU ----
+
+
+def by_both(case, **options):
+    """Value and gradient by one launch, and by the plain path."""
+    return [
+        jax.jit(functools.partial(jax.value_and_grad(case.loss), **of))(case.operands)
+        for of in ({"implementation": "cuda", **options}, {"implementation": "xla"})
+    ]
+
+
+@needs_gpu
+@pytest.mark.parametrize(
+    "dtype, variant",
+    [
+        ("bfloat16", "team_tensor_cores"),
+        ("float16", "team_tensor_cores_barrier"),
+        ("float32", "team_fma"),
+        ("float32", "team_fma_barrier"),
+    ],
+)
+@pytest.mark.parametrize(
+    "name, label, classes",
+    [
+        ("tree_lstm", "label", 5),
+        ("tree_lstm_with_x", "label", 64),
+        ("every_child", "class", 9),
+        ("chain", "label", 5),
+    ],
+)
+def test_agrees_with_the_plain_path(name, label, classes, dtype, variant):
+    """Value, gradients of all operands, and the same bits each time."""
+    case = LossCase(name, 72, jnp.dtype(dtype), classes=classes, label=label)
+    tolerance = {"bfloat16": 5e-2, "float16": 8e-3, "float32": 1e-4}[dtype]
+    got, plain = by_both(case, variant=variant)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(plain), strict=True):
+        a, b = (np.asarray(x, np.float32) for x in (a, b))
+        size = np.abs(b).max()
+        assert size > 0
+        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * size)
+    again, _ = by_both(case, variant=variant)
+    jax.tree.map(np.testing.assert_array_equal, got, again)
+    check()
+
+
+@needs_gpu
+def test_delays_change_nothing(monkeypatch):
+    case = LossCase("tree_lstm", 64, jnp.bfloat16, graphs=40)
+    expected, _ = by_both(case)
+    monkeypatch.setenv("JAXSPARSE_SCAN_DELAY", "20000")
+    got, _ = by_both(case)
+    jax.tree.map(np.testing.assert_array_equal, got, expected)
+    check()

@@ -56,6 +56,7 @@ def test_handlers(portable_kernels, tmp_path):
         sanitized.FFI / f"{name}.cc"
         for name in (
             *("host/call_parser", "host/ffi", "cpu/isa", "cpu/workers", "persistent/densify"),
+            "dynamic/graph_call",
             "recurrent/scan_call",
         )
     ]

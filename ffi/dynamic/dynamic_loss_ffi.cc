@@ -155,9 +155,7 @@ GraphScanProblem EmitOf(const DynamicLossCall& c, int64_t entry, const GraphScan
     return reinterpret_cast<float*>(EntryOf(c.batch, entry, array, sizeof(float)));
   };
   const LossWorkspace workspace = c.Workspace();
-  const auto workspace_at = [&](int64_t at) {
-    return reinterpret_cast<float*>(c.workspace + at);
-  };
+  const auto workspace_at = [&](int64_t at) { return reinterpret_cast<float*>(c.workspace + at); };
   GraphScanProblem p = gather;
   p.leaf_states = nullptr;
   p.weights.row_stride = c.products * c.hidden;

@@ -59,8 +59,7 @@ std::optional<GraphLossPlan> PlanOf(const TeamVariant& variant, const GraphLossF
 }
 
 void KeepFaster(std::optional<GraphLossPlan> plan, std::optional<GraphLossPlan>* best) {
-  if (plan &&
-      (!*best || plan->launch.total_microseconds < (*best)->launch.total_microseconds)) {
+  if (plan && (!*best || plan->launch.total_microseconds < (*best)->launch.total_microseconds)) {
     *best = std::move(plan);
   }
 }

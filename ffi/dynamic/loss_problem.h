@@ -6,7 +6,8 @@
 //   logits = states[v] * head_weights + head_bias
 //   losses[v] = log(sum of exp(logits)) - logits[labels[v]]
 //   of_logits[v] = softmax(logits) - onehot(labels[v])
-//   of_states[v] = of_logits[v] * transposed head_weights       of computed rows: read by the adjoint
+//   of_states[v] = of_logits[v] * transposed head_weights       of computed rows: read by the
+//   adjoint
 //
 // Of other rows all of it is zero.
 #pragma once

@@ -47,9 +47,8 @@ DType ScanDTypeNamed(const std::string& dtype) {
 
 void CheckSizes(const GraphScanForm& form) {
   constexpr int64_t kMost = int64_t{1} << 20;
-  const auto [least, most] =
-      std::minmax({form.products, form.slots, form.hidden, form.carries + 1, form.arrays + 1,
-                   form.groups + 1});
+  const auto [least, most] = std::minmax(
+      {form.products, form.slots, form.hidden, form.carries + 1, form.arrays + 1, form.groups + 1});
   if (least < 1 || most > kMost || form.tiles < 0) {
     throw nb::value_error("the sizes of a scan over graphs are out of range");
   }
@@ -60,8 +59,8 @@ nb::tuple PlanDescribedTeams(const std::string& variant, bool emits, int64_t pro
                              int64_t slots, int64_t carries, int64_t arrays, int64_t hidden,
                              int64_t tiles, int64_t groups, const std::string& dtype,
                              int multiprocessors, int64_t shared_bytes) {
-  const GraphScanForm form{emits,  products, slots,  carries,              arrays,
-                           hidden, tiles,    groups, ScanDTypeNamed(dtype)};
+  const GraphScanForm form{
+      emits, products, slots, carries, arrays, hidden, tiles, groups, ScanDTypeNamed(dtype)};
   CheckSizes(form);
   const Gpu gpu{.multiprocessors = multiprocessors, .shared_bytes = shared_bytes};
   const TeamChoice choice = PlanTeams(form, gpu, variant);
@@ -75,8 +74,8 @@ nb::tuple PlanDescribedLoss(const std::string& variant, int64_t products, int64_
                             int64_t tiles, int64_t groups, int64_t classes,
                             const std::string& dtype, int multiprocessors, int64_t shared_bytes) {
   GraphLossForm form;
-  form.gather = {false, products, slots, carries, arrays, hidden, tiles, groups,
-                 ScanDTypeNamed(dtype)};
+  form.gather = {
+      false, products, slots, carries, arrays, hidden, tiles, groups, ScanDTypeNamed(dtype)};
   form.emit = form.gather;
   form.emit.emits = true;
   form.emit.arrays = emit_arrays;

@@ -104,7 +104,7 @@ void DistributeRegisters(int needed, TeamConfig* config) {
 }
 
 std::string PassConstants(const TeamConfig& config, const GraphScanForm& form, int64_t teams,
-                        bool barrier) {
+                          bool barrier) {
   std::string text = "  static constexpr jaxsparse::TeamSizes kSizes{" + ExpressionOf(config);
   text += "};\n  static constexpr int kSlots = " + std::to_string(form.slots) + ";\n";
   text += "  static constexpr int kScans = " + std::to_string(teams) + ";\n";
@@ -138,9 +138,10 @@ void PredictPass(const GraphScanForm& form, const TeamSizes& sizes, TeamPlan* pl
   const double in_turn = std::min(tiles, kLevels);
   const double by_cache =
       Double(form.tiles) * sizes.blocks * received * 1e3 / kCacheBytesOfMicrosecond;
-  plan->total_microseconds = kStartMicroseconds + std::max(in_turn * plan->tile_microseconds +
-                                                   (tiles - in_turn) * plan->beside_microseconds,
-                                               by_cache);
+  plan->total_microseconds =
+      kStartMicroseconds +
+      std::max(in_turn * plan->tile_microseconds + (tiles - in_turn) * plan->beside_microseconds,
+               by_cache);
 }
 
 std::string ReasonAgainst(const TeamVariant& variant, const GraphScanForm& form) {

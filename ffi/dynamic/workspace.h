@@ -23,8 +23,8 @@ struct GraphWorkspace {
   int64_t Bytes() const { return SumsAt(sums); }
 };
 
-// The workspace of a loss and its gradient. Behind the words of both passes' teams lie arrays of all
-// computed rows: sums of what they emit, zeros before the launch, the gradient by their states,
+// The workspace of a loss and its gradient. Behind the words of both passes' teams lie arrays of
+// all computed rows: sums of what they emit, zeros before the launch, the gradient by their states,
 // their carries, and what the first pass saves for the second.
 struct LossWorkspace {
   ScanLaunches launches;

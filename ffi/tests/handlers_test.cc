@@ -392,7 +392,21 @@ std::vector<Target> Targets() {
     for (const char* name : {"scans", "blocks"}) sound.out_of_range.push_back({name, 3});
     graphs.calls.push_back(sound);
   }
-  return {spmm, sddmm, softmax, attention, paged, tangent, cotangent, check, scan, wave, graphs};
+
+  Target losses{DynamicLossEntry(), {}};
+  for (const char* dtype : {"bfloat16", "float32"}) {
+    Sound sound{dtype, GraphLossCall(dtype)};
+    sound.free_size = {"script 0"};
+    for (const char* name : {"products", "slots", "leaves", "tiles", "script_groups", "carries",
+                             "groups", "scans", "blocks", "threads", "cluster", "shared_bytes"}) {
+      sound.out_of_range.push_back({name, -1});
+      sound.out_of_range.push_back({name, kHuge});
+    }
+    for (const char* name : {"scans", "blocks"}) sound.out_of_range.push_back({name, 3});
+    losses.calls.push_back(sound);
+  }
+  return {spmm,      sddmm, softmax, attention, paged,  tangent,
+          cotangent, check, scan,    wave,      graphs, losses};
 }
 
 int Main() {

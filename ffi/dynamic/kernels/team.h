@@ -18,8 +18,8 @@ struct TeamConfig {
   int pointwise_warps = 4;  // that make the pointwise step
   int sum_warps = 0;  // that sum the parts of products, if pointwise warps don't: where rows emit
   int beside_warps = 0;  // of the launch, that have no part in this pass
-  int passed = 0;     // values of a unit that pointwise warps pass to these: carries for sources
-  int stages = 4;     // of the ring between warps
+  int passed = 0;        // values of a unit that pointwise warps pass to these: carries for sources
+  int stages = 4;        // of the ring between warps
   int register_chunks = 0;  // chunks of columns of a warp whose weights stay in registers; the
                             // others' are read from shared memory for every tile
   bool asks_ahead = false;  // warps ask for a tile's states before they have those of the last one

@@ -394,4 +394,46 @@ inline TestCall GraphScanCall(bool emits, const std::string& dtype, int64_t tile
   return call;
 }
 
+// The loss of that cell, and its gradient, by the input of each row.
+inline TestCall GraphLossCall(const std::string& dtype, int64_t tiles = 3) {
+  constexpr int64_t kUnits = 16, kLeaves = 10, kProducts = 5, kSlots = 2, kTeams = 2, kClasses = 7;
+  const ScriptForm form{
+      .leaves = kLeaves, .tiles = tiles, .graphs = 4, .width = 8, .slots = kSlots, .groups = 6};
+  const int64_t rows = tiles * form.width;
+  TestCall call;
+  call.operands = {{"weights", dtype, {1, kSlots * kUnits, kProducts * kUnits}},
+                   {"script", "int32", {form.ChannelsAt()}},
+                   {"labels", "int32", {kLeaves + rows}},
+                   {"head weights", dtype, {kUnits, kClasses}},
+                   {"head bias", "float32", {kClasses}},
+                   {"state", dtype, {kLeaves, 1, kUnits}},
+                   {"carry", "float32", {kLeaves, kUnits}},
+                   {"input", dtype, {rows, 3, kUnits}},
+                   {"input", "float32", {1, 7, kUnits}}};
+  call.results = {{"losses", "float32", {kLeaves + rows}},
+                  {"logits", "float32", {kLeaves + rows, kClasses}},
+                  {"states", dtype, {rows, 1, kUnits}},
+                  {"products", dtype, {rows, kProducts, kUnits}},
+                  {"reached", "float32", {kLeaves, 1, kUnits}},
+                  {"carry", "float32", {kLeaves, kUnits}},
+                  {"output", dtype, {rows, 3, kUnits}}};
+  const int64_t bytes = dtype == "float32" ? 4 : 2;
+  const LossWorkspace workspace(kTeams, 1, rows * kUnits, rows * kUnits * (5 * bytes + 4));
+  call.results.push_back({"workspace", "uint8", {workspace.Bytes()}});
+  call.attributes = {{"products", kProducts},
+                     {"slots", kSlots},
+                     {"leaves", kLeaves},
+                     {"tiles", tiles},
+                     {"script_groups", form.groups},
+                     {"carries", int64_t{1}},
+                     {"inputs", "3rh 7hb"},
+                     {"input_dtypes", dtype + " float32"},
+                     {"saved", "5 1"},
+                     {"saved_dtypes", dtype + " float32"},
+                     {"outputs", "3"},
+                     {"output_dtypes", dtype}};
+  AddLaunch({.scans = kTeams}, 8, 1, &call);
+  return call;
+}
+
 }  // namespace jaxsparse
