@@ -101,7 +101,8 @@ def emulated_loss(eqn, operands, folder):
     more = [len(saved)]
     for parts, dtype in saved:
         more += [int(parts), jnp.dtype(dtype).itemsize]
-    inputs = zip(eqn.params["step"].inputs, eqn.params["spans"], said["inputs"].split(), strict=True)
+    step, spans = eqn.params["step"], eqn.params["spans"]
+    inputs = zip(step.inputs, spans, said["inputs"].split(), strict=True)
     for parts, span, text in inputs:
         more += [*strides(parts, span, hidden), int("b" in text)]
     return run_call(eqn, operands, folder, "graph_loss_call", sizes, more)
