@@ -73,6 +73,7 @@ def test_teams_fill_the_gpu():
     """The plan of a Tree-LSTM is the one that docs/team_kernels.md gives."""
     plan = make_plan(FORM, H200)
     assert (plan.teams, plan.blocks, plan.in_registers) == (8, 16, 1.0), plan
+    assert ".sets = 2" in plan.constants and ".window = 64" in plan.constants
     assert "8 teams of 16 blocks" in str(plan) and "100 % of the weights in registers" in str(plan)
     adjoint = make_plan(dataclasses.replace(FORM, emits=True), H200)
     assert adjoint.tile_microseconds > plan.tile_microseconds
@@ -120,10 +121,17 @@ def test_plans_fit(emits, dtype):
         others = config["pointwise_warps"] + config["sum_warps"]
         assert plan.threads == 32 * (config["warps"] + others)
         assert (config["sum_warps"] > 0) == emits
-        product, few = config["product_registers"], config["pointwise_registers"]
-        if product:
-            assert config["warps"] % 4 == others % 4 == 0
-            assert 32 * (config["warps"] * product + others * few) <= 65536
+        sets = config["sets"]
+        assert config["pointwise_warps"] == 4 * sets and sets in ((1,) if emits else (1, 2))
+        kinds = ("product", "pointwise", "sum")
+        warps = [config[name] for name in ("warps", "pointwise_warps", "sum_warps")]
+        registers = [config[f"{kind}_registers"] for kind in kinds]
+        if registers[0]:
+            assert all(count % 4 == 0 for count in warps)
+            assert 32 * np.dot(warps, registers) <= 65536
+        window = config["window"]
+        assert window == plan.window and window in (0, 8, 16, 32, 64, 128)
+        assert window > 0 or not emits
     assert planned > 50
 
 

@@ -79,7 +79,7 @@ def strides(parts, span, hidden):
 
 def launch_of(said, form):
     launch = said["scans"], said["blocks"], said["threads"], said["shared_bytes"]
-    return [form.leaves, form.tiles, form.slots, form.groups, *launch]
+    return [form.leaves, form.tiles, form.slots, form.groups, said["window"], *launch]
 
 
 def emulated_scan(eqn, operands, folder):

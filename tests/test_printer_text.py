@@ -55,6 +55,74 @@ struct Step {
     )
 
 
+def test_text_in_two_parts():
+    """What needs inputs alone comes first; integers are made where they are read."""
+
+    def function(p, c, x, y):
+        unit = jnp.tanh(x)
+        steps = jnp.int32(p) + jnp.int32(y)
+        return p * unit * (1 - unit), jnp.where(x > y, c, p) + steps, y * y
+
+    text = print_step(
+        traced(function, *[f32(0)] * 4),
+        name="Step",
+        products=1,
+        states=1,
+        carries=1,
+        inputs=2,
+        outputs=1,
+        prepares=True,
+    )
+    assert (
+        text
+        == """\
+struct Step {
+  static constexpr int kProducts = 1, kStates = 1, kCarries = 1, kInputs = 2, kOutputs = 1,
+                       kPrepared = 5;
+
+  __device__ __forceinline__ static void Prepare(const float* input, float* prepared) {
+    namespace ops = jaxsparse::pointwise;
+    const float i0 = input[0];
+    const float i1 = input[1];
+    const float v0 = ops::Tanh(i0);
+    const float v1 = 1.0f - v0;
+    const bool v2 = i0 > i1;
+    const float v3 = i1 * i1;
+    prepared[0] = i1;
+    prepared[1] = v0;
+    prepared[2] = v1;
+    prepared[3] = v2 ? 1.0f : 0.0f;
+    prepared[4] = v3;
+  }
+
+  __device__ __forceinline__ static void Finish(const float* product, float* carry,
+                                                const float* prepared, float* state,
+                                                float* output) {
+    namespace ops = jaxsparse::pointwise;
+    const float p0 = product[0];
+    const float c0 = carry[0];
+    const float r0 = prepared[0];
+    const float r1 = prepared[1];
+    const float r2 = prepared[2];
+    const bool r3 = prepared[3] != 0.0f;
+    const float r4 = prepared[4];
+    const int v0 = ops::ToInt(p0);
+    const int v1 = ops::ToInt(r0);
+    const int v2 = ops::Add(v0, v1);
+    const float v3 = p0 * r1;
+    const float v4 = v3 * r2;
+    const float v5 = r3 ? c0 : p0;
+    const float v6 = static_cast<float>(v2);
+    const float v7 = v5 + v6;
+    state[0] = v4;
+    carry[0] = v7;
+    output[0] = r4;
+  }
+};
+"""
+    )
+
+
 def test_equal_jaxprs_give_equal_text():
     def trace(wrap):
         function = wrap(lambda x: jnp.tanh(x) * jax.nn.relu(x) - 0.1)

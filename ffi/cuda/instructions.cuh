@@ -44,6 +44,13 @@ __device__ __forceinline__ void StoreSharedIf(bool condition, uint32_t address, 
                : "memory");
 }
 
+// Loads from there if `condition` is true, without a branch.
+__device__ __forceinline__ void LoadSharedIf(bool condition, uint32_t address, float* to) {
+  asm volatile("{ .reg .pred p; setp.ne.s32 p, %1, 0; @p ld.shared.f32 %0, [%2]; }"
+               : "+f"(*to)
+               : "r"(static_cast<int>(condition)), "r"(address));
+}
+
 // Wide accesses to shared memory, at multiples of their size. Loads stay in their order between
 // barriers.
 __device__ __forceinline__ void LoadShared(uint32_t address, uint32_t (&to)[1]) {

@@ -28,6 +28,7 @@ struct DynamicLossCall {
   int64_t teams = 1;
   char* workspace = nullptr;
   ScriptForm form;
+  int64_t window = 0;  // tiles whose sums lie in shared memory
   int64_t products = 1, hidden = 0, classes = 0;
 
   int64_t state_bytes = 0;  // of an element
@@ -42,13 +43,14 @@ struct DynamicLossCall {
 
   int64_t Carries() const { return static_cast<int64_t>(leaf_carries.size()); }
   int64_t Rows() const { return form.tiles * form.width; }
+  bool HasSums() const { return form.tiles > window; }
   int64_t SavedBytes(const SavedArray& array) const {
     return Rows() * array.parts * hidden * array.bytes;
   }
   LossWorkspace Workspace() const {
     int64_t bytes = 0;
     for (const SavedArray& array : saved) bytes += SavedBytes(array);
-    return {teams, Carries(), Rows() * hidden, bytes};
+    return {teams, HasSums() ? 1 + Carries() : 0, Carries(), Rows() * hidden, bytes};
   }
 };
 
@@ -161,10 +163,10 @@ GraphScanProblem EmitOf(const DynamicLossCall& c, int64_t entry, const GraphScan
   p.weights.row_stride = c.products * c.hidden;
   p.weights.column_stride = 1;
   p.states = EntryOf(c.batch, entry, c.of_products, c.state_bytes);
-  p.sums = workspace_at(workspace.SumsAt(0));
+  if (c.HasSums()) p.sums = workspace_at(workspace.SumsAt(0));
   p.leaf_sums = floats(c.of_leaf_states);
   for (int64_t i = 0; i < c.Carries(); ++i) {
-    p.carries[i] = workspace_at(workspace.SumsAt(1 + i));
+    p.carries[i] = c.HasSums() ? workspace_at(workspace.SumsAt(1 + i)) : nullptr;
     p.leaf_carries[i] = floats(c.of_leaf_carries[i]);
   }
   size_t input = 0;
@@ -225,6 +227,7 @@ struct DynamicLossOperation {
 
   static void Parse(CallParser& call, Call* c) {
     c->form = ParseScriptForm(call);
+    c->window = call.Integer("window", 0, kMostIndex);
     c->products = call.Integer("products", 1, kMaxGraphArrays);
     const int64_t carries = call.Integer("carries", 0, kMaxGraphArrays);
     ElementType dtype = ElementType::OneOf(kScanDTypes);

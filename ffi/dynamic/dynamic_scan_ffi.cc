@@ -25,6 +25,7 @@ struct DynamicScanCall {
   char* workspace = nullptr;
   ScriptForm form;
   bool emits = false;
+  int64_t window = 0;  // tiles whose sums need no memory
   int64_t hidden = 0;
 
   int64_t state_bytes = 0;  // of an element
@@ -35,7 +36,10 @@ struct DynamicScanCall {
   ScanArrays arrays;                         // inputs and outputs
 
   int64_t Rows() const { return form.tiles * form.width; }
-  int64_t SumArrays() const { return emits ? 1 + static_cast<int64_t>(leaf_carries.size()) : 0; }
+  bool HasSums() const { return emits && form.tiles > window; }
+  int64_t SumArrays() const {
+    return HasSums() ? 1 + static_cast<int64_t>(leaf_carries.size()) : 0;
+  }
   GraphWorkspace Workspace() const { return {teams, SumArrays(), Rows() * hidden}; }
 };
 
@@ -102,15 +106,16 @@ GraphScanProblem ProblemOf(const DynamicScanCall& c, int64_t entry) {
   const auto sums_at = [&](int64_t array) {
     return reinterpret_cast<float*>(c.workspace + workspace.SumsAt(array));
   };
+  if (c.HasSums()) p.sums = sums_at(0);
   if (c.emits) {
-    p.sums = sums_at(0);
     p.leaf_sums = floats(c.leaf_sums);
   } else {
     p.leaf_states = at(c.leaf_states, c.state_bytes);
   }
   for (size_t i = 0; i < c.leaf_carries.size(); ++i) {
     p.leaf_carries[i] = floats(c.leaf_carries[i]);
-    p.carries[i] = c.emits ? sums_at(1 + static_cast<int64_t>(i)) : floats(c.carries[i]);
+    if (c.HasSums()) p.carries[i] = sums_at(1 + static_cast<int64_t>(i));
+    if (!c.emits) p.carries[i] = floats(c.carries[i]);
   }
   for (size_t i = 0; i < c.arrays.inputs.size(); ++i) {
     p.inputs[i] = InputOf(c.batch, entry, c.arrays.inputs[i]);
@@ -153,6 +158,7 @@ struct DynamicScanOperation {
   static void Parse(CallParser& call, Call* c) {
     c->emits = call.Attribute<bool>("emits");
     c->form = ParseScriptForm(call);
+    c->window = call.Integer("window", 0, kMostIndex);
     ParseArrays(call, c);
     c->batch = call.batch();
     ScanLaunches launches;

@@ -10,25 +10,43 @@
 namespace jaxsparse {
 namespace {
 
-constexpr int kHeadWarps = 4;
+constexpr int kHeadWarps = 4, kHeadRegisters = 72;
 constexpr double kHeads = 3.0;  // microseconds from the last state of all to what it emits
+
+// What shared memory has room for of both windows: first the one of carries, of near tiles.
+void OpenWindows(const GraphLossForm& form, int64_t room, TeamConfig* gather, TeamConfig* emit) {
+  emit->window = kLeastEmittingWindow;
+  gather->window = WindowOf(*gather, form.gather, room - TeamSizes(*emit).shared_bytes);
+  emit->window = WindowOf(*emit, form.emit, room - TeamSizes(*gather).shared_bytes);
+}
 
 // Both passes with the same registers, if the launch fits.
 std::optional<GraphLossPlan> PlanOf(const TeamVariant& variant, const GraphLossForm& form,
                                     const Gpu& gpu, int64_t units, const RingKind& of_gather,
-                                    const RingKind& of_emit) {
-  TeamConfig gather = PassConfig(form.gather, units, of_gather);
-  TeamConfig emit = PassConfig(form.emit, units, of_emit);
+                                    const RingKind& of_emit, int sets) {
+  TeamConfig gather = PassConfig(form.gather, units, of_gather, sets);
+  TeamConfig emit = PassConfig(form.emit, units, of_emit, 1);
   const int of_pass = emit.pointwise_warps + emit.sum_warps;
   const int others = std::max(gather.pointwise_warps + kHeadWarps, of_pass);
   gather.beside_warps = others - gather.pointwise_warps;
   emit.beside_warps = others - of_pass;
-  const int needed = std::max(PointwiseRegisters(form.gather, TeamSizes(gather)),
-                              PointwiseRegisters(form.emit, TeamSizes(emit)));
-  DistributeRegisters(needed, &gather);
-  DistributeRegisters(needed, &emit);
+  // Warps keep their registers when they go from one pass to the other.
+  ThreadRegisters needed = NeededRegisters(form.gather, gather);
+  const ThreadRegisters of_back = NeededRegisters(form.emit, emit);
+  needed.pointwise = std::max(needed.pointwise, of_back.pointwise);
+  needed.others = std::max(of_back.others, kHeadRegisters);
+  const ThreadRegisters registers =
+      DistributeRegisters(TeamSizes(gather), gather.beside_warps, needed);
+  KeepWeights(form.gather, registers, &gather);
+  KeepWeights(form.emit, registers, &emit);
+  const int classes = static_cast<int>(form.classes);
+  const TeamSizes without(gather), without_back(emit);
+  const int of_heads = LossSizes(without, without_back, classes).shared_bytes -
+                       without.shared_bytes - without_back.shared_bytes;
+  OpenWindows(form, gpu.shared_bytes - of_heads, &gather, &emit);
+  if (emit.window == 0) return std::nullopt;
   const TeamSizes first(gather), second(emit);
-  const LossSizes sizes(first, second, static_cast<int>(form.classes));
+  const LossSizes sizes(first, second, classes);
   const int64_t room = gpu.multiprocessors / first.blocks;
   const int64_t teams = std::min({form.gather.groups, room, int64_t{kMaxScansOfLaunch}});
   if (teams == 0 || sizes.shared_bytes > gpu.shared_bytes ||
@@ -44,6 +62,7 @@ std::optional<GraphLossPlan> PlanOf(const TeamVariant& variant, const GraphLossF
   launch.blocks = first.blocks;
   launch.threads = sizes.threads;
   launch.shared_bytes = sizes.shared_bytes;
+  launch.window = second.window;
   launch.poll_delay = 400;
   launch.poll_delay_increase = 8;
   launch.poll_delay_decrease = 8;
@@ -73,7 +92,9 @@ std::optional<GraphLossPlan> BestOf(const TeamVariant& variant, const GraphLossF
     for (const RingKind& of_gather : kRings) {
       for (const RingKind& of_emit : kRings) {
         if (of_gather.warps != of_emit.warps) continue;
-        KeepFaster(PlanOf(variant, form, gpu, units, of_gather, of_emit), &best);
+        for (int sets = 1; sets <= kMostSets; ++sets) {
+          KeepFaster(PlanOf(variant, form, gpu, units, of_gather, of_emit, sets), &best);
+        }
       }
     }
   }

@@ -49,8 +49,9 @@ struct GraphScanProblem {
   // find each other's there.
   void* states = nullptr;
   float* carries[kMaxGraphArrays] = {};  // (tiles * kTileRows, h) each
-  // Where rows emit: what has come to each row, (tiles * kTileRows, h) and (leaves, h), and in
-  // `carries` of its carries; zeros before the launch.
+  // Where rows emit: what has come to each row from tiles that are a window away or more, if there
+  // can be such, (tiles * kTileRows, h), what has come to each leaf, (leaves, h), and in `carries`
+  // of their carries; zeros before the launch.
   float* sums = nullptr;
   float* leaf_sums = nullptr;
   void* outputs[kMaxGraphArrays] = {};  // state dtype or float32 (tiles * kTileRows, parts, h)

@@ -26,6 +26,7 @@ nb::dict Described(const TeamPlan& plan) {
   result["blocks"] = plan.blocks;
   result["threads"] = plan.threads;
   result["shared_bytes"] = plan.shared_bytes;
+  result["window"] = plan.window;
   result["poll_delay"] = plan.poll_delay;
   result["poll_delay_increase"] = plan.poll_delay_increase;
   result["poll_delay_decrease"] = plan.poll_delay_decrease;
@@ -98,9 +99,9 @@ int64_t WorkspaceBytes(int64_t teams, int64_t sums, int64_t rows, int64_t hidden
   return GraphWorkspace(teams, sums, rows * hidden).Bytes();
 }
 
-int64_t LossWorkspaceBytes(int64_t teams, int64_t carries, int64_t rows, int64_t hidden,
-                           int64_t saved_bytes) {
-  return LossWorkspace(teams, carries, rows * hidden, saved_bytes).Bytes();
+int64_t LossWorkspaceBytes(int64_t teams, int64_t sums, int64_t carries, int64_t rows,
+                           int64_t hidden, int64_t saved_bytes) {
+  return LossWorkspace(teams, sums, carries, rows * hidden, saved_bytes).Bytes();
 }
 
 }  // namespace
@@ -117,7 +118,8 @@ void BindTeams(nb::module_& m) {
   m.def("team_workspace_bytes", WorkspaceBytes, nb::kw_only(), nb::arg("teams"), nb::arg("sums"),
         nb::arg("rows"), nb::arg("hidden"));
   m.def("loss_workspace_bytes", LossWorkspaceBytes, nb::kw_only(), nb::arg("teams"),
-        nb::arg("carries"), nb::arg("rows"), nb::arg("hidden"), nb::arg("saved_bytes"));
+        nb::arg("sums"), nb::arg("carries"), nb::arg("rows"), nb::arg("hidden"),
+        nb::arg("saved_bytes"));
   m.attr("TEAM_MOST_ARRAYS") = kMaxGraphArrays;
   m.attr("TEAM_TILE_ROWS") = kTileRows;
   m.attr("LOSS_MOST_CLASSES") = kMostClasses;

@@ -22,12 +22,19 @@ constexpr double kStep = 0.2, kStepOfItem = 0.1;  // sums and the pointwise step
 constexpr double kSums = 0.2;                     // what rows emit, added to their sources
 constexpr double kLatency = 0.4;   // of a load from the L2 cache, and those behind it
 constexpr double kBesides = 0.05;  // what a tile takes that waits for nothing
+// Where rows gather, what a tile beside others costs product warps beside the products, and a set
+// of pointwise warps.
+constexpr double kTurnOfProducts = 0.25, kTurnOfSteps = 0.8;
 constexpr double kCacheBytesOfMicrosecond = 5.5e6;
 // Tiles of a team that wait for the one before them, as levels of trees do; others are beside them.
 constexpr double kLevels = 20;
 constexpr int kMostThreadRegisters = 232;
-constexpr int kLeastPointwiseRegisters = 88;  // found by compiling Tree-LSTMs and chains of LSTMs
-constexpr int kPassingRegisters = 16;
+constexpr int kLeastPointwiseRegisters = 80;  // found by compiling Tree-LSTMs and chains of LSTMs
+// The same where rows emit, whose `arrays` count what is made of inputs ahead.
+constexpr int kLeastEmitRegisters = 64, kLeastSumRegisters = 40;
+constexpr int kPassingRegisters = 16, kMoreWhereRowsEmit = 8;
+// Tiles: where rows gather, farther children are few.
+constexpr int kMostGatheringWindow = 64, kMostEmittingWindow = 128;
 constexpr int64_t kMostBlockWeights = 1 << 25;  // far more than any block has room for
 
 double Double(int64_t x) { return static_cast<double>(x); }
@@ -38,12 +45,13 @@ std::string ExpressionOf(const TeamConfig& c) {
       "TeamConfig",
       {Field("row_parts", c.row_parts), Field("column_parts", c.column_parts),
        Field("state_bytes", c.state_bytes), Field("hidden", c.hidden), Field("units", c.units),
-       Field("warps", c.warps), Field("pointwise_warps", c.pointwise_warps),
-       Field("sum_warps", c.sum_warps), Field("beside_warps", c.beside_warps),
-       Field("passed", c.passed), Field("stages", c.stages),
-       Field("register_chunks", c.register_chunks), Field("asks_ahead", c.asks_ahead),
-       Field("product_registers", c.product_registers),
-       Field("pointwise_registers", c.pointwise_registers)});
+       Field("warps", c.warps), Field("pointwise_warps", c.pointwise_warps), Field("sets", c.sets),
+       Field("carries", c.carries), Field("sum_warps", c.sum_warps),
+       Field("beside_warps", c.beside_warps), Field("passed", c.passed), Field("window", c.window),
+       Field("stages", c.stages), Field("register_chunks", c.register_chunks),
+       Field("asks_ahead", c.asks_ahead), Field("product_registers", c.product_registers),
+       Field("pointwise_registers", c.pointwise_registers),
+       Field("sum_registers", c.sum_registers)});
 }
 
 // Of a tile, in a block.
@@ -60,7 +68,7 @@ double ProductMicroseconds(const TeamSizes& sizes) {
 
 }  // namespace
 
-TeamConfig PassConfig(const GraphScanForm& form, int64_t units, const RingKind& ring) {
+TeamConfig PassConfig(const GraphScanForm& form, int64_t units, const RingKind& ring, int sets) {
   TeamConfig config;
   config.row_parts = static_cast<int>(form.emits ? form.slots : form.products);
   config.column_parts = static_cast<int>(form.emits ? form.products : form.slots);
@@ -73,34 +81,62 @@ TeamConfig PassConfig(const GraphScanForm& form, int64_t units, const RingKind& 
   if (form.emits) {
     config.sum_warps = 4;
     config.passed = static_cast<int>(form.slots * form.carries);
+  } else {
+    config.carries = static_cast<int>(form.carries);
+    config.sets = sets;
+    config.pointwise_warps *= sets;
   }
   return config;
 }
 
-int PointwiseRegisters(const GraphScanForm& form, const TeamSizes& sizes) {
-  return static_cast<int>(RoundUp(
-      std::max<int64_t>(kLeastPointwiseRegisters, 64 + sizes.items * (form.arrays + form.products)),
-      8));
+ThreadRegisters NeededRegisters(const GraphScanForm& form, const TeamConfig& config) {
+  const TeamSizes sizes(config);
+  const int64_t of_items = sizes.items * (form.arrays + form.products);
+  const int64_t pointwise = form.emits ? std::max<int64_t>(kLeastEmitRegisters, 32 + of_items)
+                                       : std::max<int64_t>(kLeastPointwiseRegisters, 56 + of_items);
+  const int64_t of_sums = 12 + 2 * config.warps + 4 * sizes.sum_items * (2 + form.carries);
+  const int64_t others = form.emits ? std::max<int64_t>(kLeastSumRegisters, of_sums) : 0;
+  return {0, static_cast<int>(RoundUp(pointwise, 8)), static_cast<int>(RoundUp(others, 8))};
 }
 
-void DistributeRegisters(int needed, TeamConfig* config) {
-  const TeamSizes sizes(*config);
-  const int warps = config->warps, others = sizes.all_warps - warps;
+ThreadRegisters DistributeRegisters(const TeamSizes& sizes, int others,
+                                    const ThreadRegisters& needed) {
+  const int warps = sizes.warps, pointwise_warps = sizes.pointwise_warps;
   const int equal = sizes.thread_registers;
-  int product = std::min(equal, kMostThreadRegisters);
-  if (needed < equal && warps % 4 == 0 && others % 4 == 0) {
-    const int all = equal * (warps + others);
-    product = std::min((all - others * needed) / warps / 8 * 8, kMostThreadRegisters);
-    config->product_registers = product;
-    config->pointwise_registers = needed;
-  }
+  const bool is_even = warps % 4 == 0 && pointwise_warps % 4 == 0 && others % 4 == 0;
+  if (!is_even || std::max(needed.pointwise, needed.others) >= equal) return {};
+  const int all = equal * (warps + pointwise_warps + others);
+  const int kept = pointwise_warps * needed.pointwise + others * needed.others;
+  return {std::min((all - kept) / warps / 8 * 8, kMostThreadRegisters), needed.pointwise,
+          needed.others};
+}
+
+void KeepWeights(const GraphScanForm& form, const ThreadRegisters& registers, TeamConfig* config) {
+  config->product_registers = registers.product;
+  config->pointwise_registers = registers.pointwise;
+  config->sum_registers = registers.others;
+  const TeamSizes sizes(*config);
+  const int product = registers.product > 0
+                          ? registers.product
+                          : std::min(sizes.thread_registers, kMostThreadRegisters);
   const int for_weights = product - sizes.other_registers;
   const bool all_fit = for_weights >= sizes.weight_chunks * sizes.chunk_registers;
   // Those of a chunk that come from shared memory pass through some.
-  const int passing = std::min(sizes.chunk_registers, kPassingRegisters);
+  const int passing =
+      std::min(sizes.chunk_registers, kPassingRegisters) + (form.emits ? kMoreWhereRowsEmit : 0);
   config->register_chunks =
       all_fit ? sizes.weight_chunks
               : std::clamp((for_weights - passing) / sizes.chunk_registers, 0, sizes.weight_chunks);
+}
+
+int WindowOf(TeamConfig config, const GraphScanForm& form, int64_t shared_bytes) {
+  if (!form.emits && form.carries == 0) return 0;
+  const int least = form.emits ? kLeastEmittingWindow : TeamSizes(config).LeastWindow();
+  config.window = form.emits ? kMostEmittingWindow : kMostGatheringWindow;
+  for (; config.window >= least; config.window /= 2) {
+    if (TeamSizes(config).shared_bytes <= shared_bytes) return config.window;
+  }
+  return 0;
 }
 
 std::string PassConstants(const TeamConfig& config, const GraphScanForm& form, int64_t teams,
@@ -114,14 +150,6 @@ std::string PassConstants(const TeamConfig& config, const GraphScanForm& form, i
   return text;
 }
 
-bool IsWorthPlanning(const GraphScanForm& form, int64_t units) {
-  // Blocks whose last one has hardly any units are those of fewer units.
-  const int64_t blocks = CeilDivide(form.hidden, units);
-  if (units > 8 && CeilDivide(form.hidden, units - 8) == blocks) return false;
-  return Double(form.products * form.slots) * Double(form.hidden) * Double(units) <=
-         Double(kMostBlockWeights);
-}
-
 void PredictPass(const GraphScanForm& form, const TeamSizes& sizes, TeamPlan* plan) {
   // KB that each block receives for a tile.
   const double received = Double(int64_t{sizes.columns} * kTileRows * sizes.state_bytes) / 1e3;
@@ -131,7 +159,9 @@ void PredictPass(const GraphScanForm& form, const TeamSizes& sizes, TeamPlan* pl
   plan->tile_microseconds = kExchange + kExchangeOfKilobyte * received + product + step + sums;
   // Or else it begins to ask when the products before it are done.
   const double asks = sizes.asks_ahead ? 0.0 : kLatency;
-  plan->beside_microseconds = std::max({asks + product, step, sums}) + kBesides;
+  const double products = asks + product + (form.emits ? 0.0 : kTurnOfProducts);
+  const double steps = form.emits ? step : (kTurnOfSteps + step - kStep) / sizes.sets;
+  plan->beside_microseconds = std::max({products, steps, sums}) + kBesides;
   const double share = Double(CeilDivide(form.tiles, plan->teams));
   // A group has a tile for each level at least.
   const double tiles = form.groups == 0 ? std::max(share, kLevels) : share;
@@ -142,6 +172,14 @@ void PredictPass(const GraphScanForm& form, const TeamSizes& sizes, TeamPlan* pl
       kStartMicroseconds +
       std::max(in_turn * plan->tile_microseconds + (tiles - in_turn) * plan->beside_microseconds,
                by_cache);
+}
+
+bool IsWorthPlanning(const GraphScanForm& form, int64_t units) {
+  // Blocks whose last one has hardly any units are those of fewer units.
+  const int64_t blocks = CeilDivide(form.hidden, units);
+  if (units > 8 && CeilDivide(form.hidden, units - 8) == blocks) return false;
+  return Double(form.products * form.slots) * Double(form.hidden) * Double(units) <=
+         Double(kMostBlockWeights);
 }
 
 std::string ReasonAgainst(const TeamVariant& variant, const GraphScanForm& form) {
@@ -158,15 +196,21 @@ std::string ReasonAgainst(const TeamVariant& variant, const GraphScanForm& form)
 
 namespace {
 
-// The plan of teams whose blocks have so many units and such a ring, if they fit.
+// The plan of teams whose blocks have so many units, such a ring, and so many sets of pointwise
+// warps, if they fit.
 std::optional<TeamPlan> PlanOf(const TeamVariant& variant, const GraphScanForm& form,
-                               const Gpu& gpu, int64_t units, const RingKind& ring) {
-  TeamConfig config = PassConfig(form, units, ring);
-  DistributeRegisters(PointwiseRegisters(form, TeamSizes(config)), &config);
+                               const Gpu& gpu, int64_t units, const RingKind& ring, int sets) {
+  TeamConfig config = PassConfig(form, units, ring, sets);
+  const int others = config.sum_warps;
+  KeepWeights(form, DistributeRegisters(TeamSizes(config), others, NeededRegisters(form, config)),
+              &config);
+  config.window = WindowOf(config, form, gpu.shared_bytes);
+  const bool has_window = !form.emits || config.window > 0;
   const TeamSizes sizes(config);
   const int64_t room = gpu.multiprocessors / sizes.blocks;
   const int64_t teams = form.groups == 0 ? room : std::min(form.groups, room);
-  if (teams == 0 || sizes.shared_bytes > gpu.shared_bytes || sizes.chunks < ring.warps) {
+  if (teams == 0 || !has_window || sizes.shared_bytes > gpu.shared_bytes ||
+      sizes.chunks < ring.warps) {
     return std::nullopt;
   }
   TeamPlan plan;
@@ -176,6 +220,7 @@ std::optional<TeamPlan> PlanOf(const TeamVariant& variant, const GraphScanForm& 
   plan.blocks = sizes.blocks;
   plan.threads = sizes.threads;
   plan.shared_bytes = sizes.shared_bytes;
+  plan.window = sizes.window;
   plan.poll_delay = 400;
   plan.poll_delay_increase = 8;
   plan.poll_delay_decrease = 8;
@@ -201,7 +246,10 @@ TeamChoice PlanTeams(const GraphScanForm& form, const Gpu& gpu, const std::strin
       for (int64_t units = 8; units < form.hidden + 8; units += 8) {
         if (!IsWorthPlanning(form, units)) continue;
         for (const RingKind& ring : kRings) {
-          KeepFaster(PlanOf(variant, form, gpu, units, ring), &choice.best);
+          const int most_sets = form.emits || variant.barrier ? 1 : kMostSets;
+          for (int sets = most_sets; sets >= 1; --sets) {
+            KeepFaster(PlanOf(variant, form, gpu, units, ring, sets), &choice.best);
+          }
         }
       }
       if (!choice.best) {

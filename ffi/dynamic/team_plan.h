@@ -45,6 +45,7 @@ struct TeamPlan {
   int blocks = 1;  // of a team
   int threads = 0;
   int64_t shared_bytes = 0;
+  int window = 0;               // tiles of a group whose sums need no memory, where rows emit
   int poll_delay = 0;           // clock cycles from a product to the second look at the next states
   int poll_delay_increase = 0;  // after a look in vain
   int poll_delay_decrease = 0;  // after one in time

@@ -9,7 +9,8 @@
 namespace jaxsparse {
 
 // Teams are the scans of a launch, whose words come first. Behind these lie, of a scan whose rows
-// emit, the sums of computed rows, as many floats in each array.
+// emit and that has more tiles than its window, the sums of computed rows, as many floats in each
+// array.
 struct GraphWorkspace {
   ScanLaunches launches;
   int64_t sums, floats;
@@ -28,18 +29,19 @@ struct GraphWorkspace {
 // their carries, and what the first pass saves for the second.
 struct LossWorkspace {
   ScanLaunches launches;
-  int64_t carries, floats, saved_bytes;
+  int64_t sums, carries, floats, saved_bytes;
 
-  LossWorkspace(int64_t teams, int64_t carries, int64_t floats, int64_t saved_bytes)
+  LossWorkspace(int64_t teams, int64_t sums, int64_t carries, int64_t floats, int64_t saved_bytes)
       : launches{.directions = teams, .scans = teams, .layers = 2},
+        sums(sums),
         carries(carries),
         floats(floats),
         saved_bytes(saved_bytes) {}
 
   int64_t SumsAt(int64_t array) const { return ArrayAt(array); }
-  int64_t OfStatesAt() const { return ArrayAt(1 + carries); }
-  int64_t CarriesAt(int64_t carry) const { return ArrayAt(2 + carries + carry); }
-  int64_t SavedAt() const { return ArrayAt(2 + 2 * carries); }
+  int64_t OfStatesAt() const { return ArrayAt(sums); }
+  int64_t CarriesAt(int64_t carry) const { return ArrayAt(sums + 1 + carry); }
+  int64_t SavedAt() const { return ArrayAt(sums + 1 + carries); }
   int64_t Bytes() const { return SavedAt() + saved_bytes; }
 
  private:

@@ -397,8 +397,9 @@ std::vector<Target> Targets() {
   for (const char* dtype : {"bfloat16", "float32"}) {
     Sound sound{dtype, GraphLossCall(dtype)};
     sound.free_size = {"script 0"};
-    for (const char* name : {"products", "slots", "leaves", "tiles", "script_groups", "carries",
-                             "groups", "scans", "blocks", "threads", "cluster", "shared_bytes"}) {
+    for (const char* name :
+         {"window", "products", "slots", "leaves", "tiles", "script_groups", "carries", "groups",
+          "scans", "blocks", "threads", "cluster", "shared_bytes"}) {
       sound.out_of_range.push_back({name, -1});
       sound.out_of_range.push_back({name, kHuge});
     }

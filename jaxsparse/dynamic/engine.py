@@ -32,12 +32,14 @@ def form_of(params: dict[str, Any], avals: Sequence[ShapedArray], names: Sequenc
     weights = by_name["weights"]
     hidden = weights.shape[-2] // form.slots
     carries = step.carries_taken + step.carries_made
+    # Where the scan emits, also what is made of inputs ahead.
+    inputs = sum(step.inputs) * (2 if emits else 1)
     return ScanForm(
         emits=emits,
         products=step.states if emits else step.products,
         slots=form.slots,
         carries=step.carries,
-        arrays=carries + sum(step.inputs) + sum(step.outputs),
+        arrays=carries + inputs + sum(step.outputs),
         most_arrays=max(step.carries, len(step.inputs), len(step.outputs), step.products),
         hidden=hidden,
         tiles=form.tiles,
@@ -57,7 +59,8 @@ def source(step: Step, form: ScanForm, plan: Plan, delay: int) -> str:
     """
     return (
         f'#include "{_FILE}"\n#include "cuda/pointwise.cuh"\n\n'
-        f"{printed_step(step)}\n{printed_plan(step, form, plan.constants, delay)}"
+        f"{printed_step(step, prepares=form.emits)}\n"
+        f"{printed_plan(step, form, plan.constants, delay)}"
     )
 
 
@@ -121,6 +124,7 @@ def ffi_call(
             "source": text,
             "expression": EXPRESSIONS[form.emits],
             "emits": form.emits,
+            "window": plan.window,
             "products": form.products,
             "slots": form.slots,
             "leaves": of_script.leaves,
@@ -146,7 +150,7 @@ def ffi_call(
         },
         workspace=_ffi.team_workspace_bytes(
             teams=plan.teams,
-            sums=1 + step.carries if form.emits else 0,
+            sums=1 + step.carries if form.emits and of_script.tiles > plan.window else 0,
             rows=of_script.computed,
             hidden=form.hidden,
         ),

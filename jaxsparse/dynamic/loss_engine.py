@@ -35,12 +35,14 @@ def form_of(
 
     def of_pass(step: Step, emits: bool, dtypes: Sequence[str]) -> ScanForm:
         carries = step.carries_taken + step.carries_made
+        # Where the pass emits, also what is made of inputs ahead.
+        inputs = sum(step.inputs) * (2 if emits else 1)
         return ScanForm(
             emits=emits,
             products=step.states if emits else step.products,
             slots=form.slots,
             carries=step.carries,
-            arrays=carries + sum(step.inputs) + sum(step.outputs),
+            arrays=carries + inputs + sum(step.outputs),
             most_arrays=max(step.carries, len(step.inputs), len(step.outputs), step.products),
             hidden=weights.shape[-2] // form.slots,
             tiles=form.tiles,
@@ -75,7 +77,7 @@ def source(steps: Steps, form: LossForm, plan: LossPlan, delay: int) -> str:
         ("emit", steps.adjoint, form.emit, plan.emit_constants),
     )
     printed = [
-        f"namespace {name} {{\n{printed_step(step)}\n"
+        f"namespace {name} {{\n{printed_step(step, prepares=of_pass.emits)}\n"
         f"{printed_plan(step, of_pass, constants, delay)}}}  // namespace {name}\n"
         for name, step, of_pass, constants in passes
     ]
@@ -140,6 +142,7 @@ def ffi_call(
             "name": f"dynamic_loss_{plan.variant}.cu",
             "source": text,
             "expression": expression(form),
+            "window": plan.window,
             "products": form.gather.products,
             "slots": of_script.slots,
             "leaves": of_script.leaves,
@@ -167,6 +170,7 @@ def ffi_call(
         },
         workspace=_ffi.loss_workspace_bytes(
             teams=plan.teams,
+            sums=1 + saving.carries if of_script.tiles > plan.window else 0,
             carries=saving.carries,
             rows=of_script.computed,
             hidden=hidden,

@@ -51,6 +51,7 @@ class Plan:
     blocks: int  # of a team
     threads: int
     shared_bytes: int
+    window: int  # tiles of a group whose sums need no memory, where the scan emits
     poll_delay: int  # clock cycles from a product to the second look at the next states
     poll_delay_increase: int  # after a look in vain
     poll_delay_decrease: int  # after one in time

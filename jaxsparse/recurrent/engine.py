@@ -76,8 +76,8 @@ def form_of(params: dict[str, Any], avals: Sequence[ShapedArray], names: Sequenc
 
 
 @functools.lru_cache(maxsize=1024)
-def printed_step(step: Step) -> str:
-    """A step as device code; the same for two that are one program.
+def printed_step(step: Step, *, prepares: bool = False) -> str:
+    """A step as device code, in one part or two; the same for two that are one program.
 
     Raises:
         ValueError: if it can't be printed.
@@ -91,6 +91,7 @@ def printed_step(step: Step) -> str:
         inputs=sum(step.inputs),
         outputs=sum(step.outputs),
         carries_made=step.carries_made,
+        prepares=prepares,
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from jax.extend.core import ClosedJaxpr
 
 from jaxsparse.codegen.check import checked_program
+from jaxsparse.codegen.parts import in_two_parts
 from jaxsparse.codegen.printer import Source, print_pointwise
 
 
@@ -25,6 +26,7 @@ def print_step(
     inputs: int,
     outputs: int,
     carries_made: int | None = None,
+    prepares: bool = False,
 ) -> str:
     """Prints a step of a recurrent scan as a struct for ``ffi/cuda/pointwise.cuh``.
 
@@ -41,11 +43,14 @@ def print_step(
         outputs: how many outputs.
         carries_made: how many carries it returns, in the places of those that it takes; as many if
             None.
+        prepares: whether it is made in two parts, the first one before products and carries are
+            there.
 
     Returns:
         The struct: the counts as ``kProducts`` and so on, and a function ``Apply(product, carry,
-        input, state, output)`` of pointers. Only what is used is read, and a carry that stays as it
-        is is not written.
+        input, state, output)`` of pointers; or if it ``prepares``, ``Prepare(input, prepared)``,
+        which computes ``kPrepared`` values, and ``Finish(product, carry, prepared, state,
+        output)``. Only what is used is read, and a carry that stays as it is is not written.
 
     Raises:
         ValueError: the jaxpr can't be printed, or has other numbers of variables.
@@ -61,11 +66,13 @@ def print_step(
             f"{len(program.outputs)}, expected {taken} and {returned}"
         )
 
-    sources = [
-        Source(f"{array[0]}{index}", f"{array}[{index}]")
-        for array, count in (("product", products), ("carry", carries), ("input", inputs))
-        for index in range(count)
-    ]
+    def sources(**counts: int) -> list[Source]:
+        return [
+            Source(f"{array[:1]}{index}", f"{array}[{index}]")
+            for array, count in counts.items()
+            for index in range(count)
+        ]
+
     targets: list[str | None] = [
         f"{array}[{index}]"
         for array, count in (("state", states), ("carry", made), ("output", outputs))
@@ -75,23 +82,33 @@ def print_step(
     for index in range(min(carries, made)):
         if program.outputs[states + index] is program.inputs[products + index]:
             targets[states + index] = None
-    lines = print_pointwise(program, sources, targets)
-
+    given = sources(product=products, carry=carries)
     counts = (
         f"kProducts = {products}, kStates = {states}, kCarries = {carries}, kInputs = {inputs}, "
         f"kOutputs = {outputs}"
     )
-    body = "\n".join(f"    {line}" for line in ["namespace ops = jaxsparse::pointwise;", *lines])
-    return f"""\
-struct {name} {{
-  static constexpr int {counts};
+    if not prepares:
+        lines = print_pointwise(program, [*given, *sources(input=inputs)], targets)
+        reads = "const float* input, float* state, float* output"
+        parts = _function("Apply", ["const float* product, float* carry", reads], lines)
+    else:
+        early, late = in_two_parts(program, products + carries)
+        values = [Source(f"r{i}", f"prepared[{i}]") for i in range(len(early.outputs))]
+        counts += f",\n                       kPrepared = {len(values)}"
+        first = print_pointwise(early, sources(input=inputs), [place for _, place in values])
+        second = print_pointwise(late, [*given, *values], targets)
+        given_late = "const float* product, float* carry", "const float* prepared, float* state"
+        parts = _function("Prepare", ["const float* input, float* prepared"], first) + "\n"
+        parts += _function("Finish", [*given_late, "float* output"], second)
+    return f"struct {name} {{\n  static constexpr int {counts};\n\n{parts}}};\n"
 
-  __device__ __forceinline__ static void Apply(const float* product, float* carry,
-                                               const float* input, float* state, float* output) {{
-{body}
-  }}
-}};
-"""
+
+def _function(name: str, parameters: Sequence[str], lines: Sequence[str]) -> str:
+    """A member function of parameters, some on each line, and statements."""
+    head = f"  __device__ __forceinline__ static void {name}("
+    listed = f",\n{' ' * len(head)}".join(parameters)
+    body = "\n".join(f"    {line}" for line in ["namespace ops = jaxsparse::pointwise;", *lines])
+    return f"{head}{listed}) {{\n{body}\n  }}\n"
 
 
 def print_arrays(

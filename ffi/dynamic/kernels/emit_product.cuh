@@ -38,9 +38,12 @@ class EmitProducts {
   __device__ __forceinline__ void Run(const GraphScanProblem& p) {
     now_ = tiles_.Next(p);
     if (!now_.exists) return;
+    first_ = static_cast<const State*>(p.states) + product_.TileRow() * kSizes.columns +
+             product_.Column(0);
+    KeepInRegister(first_);  // and no registers while weights are loaded
     backoff_.Start();
     States even, odd;
-    Ask(p, now_, even);
+    Ask(now_, even);
     for (;;) {
       if (!Turn(p, even, odd)) return;
       if (!Turn(p, odd, even)) return;
@@ -54,40 +57,42 @@ class EmitProducts {
     Delay<Plan::kMostDelay>(number_++);
     const TeamTile now = now_;
     now_ = tiles_.Next(p);
-    if (kSizes.asks_ahead && now_.exists) Ask(p, now_, ahead);
+    if (kSizes.asks_ahead && now_.exists) Ask(now_, ahead);
     StatePlace places[kLoads];
-    PlacesOf(p, now, places);
-    AwaitStates(places, x, &backoff_, &watchdog_);
+    PlacesOf(now, places);
+    const int looks = LookForStates(places, x, backoff_, &watchdog_);
     ring_.WaitUntilEmpty();
     product_.Multiply(x, ring_.partials());
     if (watchdog_.timed_out()) *stop_ = 1;
     ring_.Fill();
     MeetBlock<Plan>();
+    if (looks > 0) backoff_.Adapt(looks > 1);
     backoff_.Start();
-    if (!kSizes.asks_ahead && now_.exists) Ask(p, now_, ahead);
+    if (!kSizes.asks_ahead && now_.exists) Ask(now_, ahead);
     return now_.exists;
   }
 
-  __device__ __forceinline__ void Ask(const GraphScanProblem& p, const TeamTile& tile,
-                                      States& x) const {
+  __device__ __forceinline__ void Ask(const TeamTile& tile, States& x) const {
     StatePlace places[kLoads];
-    PlacesOf(p, tile, places);
+    PlacesOf(tile, places);
     AskForStates(places, x);
   }
 
-  // Rows of padding have states, too: zeros.
-  __device__ __forceinline__ void PlacesOf(const GraphScanProblem& p, const TeamTile& tile,
+  // Rows of padding have states, too: zeros. A lane's columns lie at the same distances in all
+  // tiles.
+  __device__ __forceinline__ void PlacesOf(const TeamTile& tile,
                                            StatePlace (&places)[kLoads]) const {
-    const int64_t row = int64_t{tile.number} * kTileRows + product_.TileRow();
-    const State* states = static_cast<const State*>(p.states) + row * kSizes.columns;
+    const State* states = first_ + int64_t{tile.number} * (kTileRows * kSizes.columns);
 #pragma unroll
     for (int j = 0; j < kLoads; ++j) {
+      const State* from = states + j * kSizes.warps * kSizes.load_columns;
       const bool exists = product_.HasColumn(j);
-      places[j] = {reinterpret_cast<const Words4*>(states + product_.Column(j)), exists, exists};
+      places[j] = {reinterpret_cast<const Words4*>(from), exists, exists};
     }
   }
 
   const Product product_;
+  const State* first_ = nullptr;  // of the lane's states in the first tile
   Ring<Plan> ring_;
   TilesOfTeam<Plan, true> tiles_;
   Watchdog watchdog_;

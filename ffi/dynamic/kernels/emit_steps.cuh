@@ -1,10 +1,14 @@
 // What pointwise warps do in a pass from rows to their sources: as soon as all that its parents
 // emit has come to a tile, they make its rows' steps, publish the states, and pass the carries for
 // the sources to the warps that sum (emit_sums.cuh).
+//
+// Other blocks wait for the states. So all that does not need the sums is done before they come:
+// inputs are loaded two tiles ahead, and what a step makes of them alone is made one tile ahead.
 #pragma once
 
 #include "dynamic/kernels/graph_arrays.cuh"
 #include "dynamic/kernels/ring.cuh"
+#include "dynamic/kernels/sum_window.cuh"
 #include "dynamic/kernels/team_items.cuh"
 #include "dynamic/kernels/team_mma.cuh"
 #include "dynamic/kernels/tiles_of_team.cuh"
@@ -18,112 +22,163 @@ class EmitSteps {
   using State = typename Plan::State;
   using Arrays = GraphArrays<Step, Plan>;
   using Tiles = TilesOfTeam<Plan, true>;
+  using Window = SumWindow<Plan>;
   static constexpr auto kSizes = Plan::kSizes;
   using Items = TeamItems<Plan, kSizes.pointwise_threads>;
   static constexpr int kSlots = Plan::kSlots, kItems = kSizes.items;
   static constexpr int kCarries = Step::kCarries;  // of a row
-  static constexpr int kPassed = kSizes.passed;
+  static constexpr int kPassed = kSizes.passed, kValues = Window::kValues;
   static constexpr int kCarrySlots = kPassed > 0 ? kPassed : 1;
+  static constexpr int kPreparedSlots = Step::kPrepared > 0 ? Step::kPrepared : 1;
   static_assert(kPassed == kSlots * kCarries && Step::kProducts == 1);
 
  public:
   __device__ __forceinline__ EmitSteps(const GraphScanProblem& p, Words4* shared,
                                        const volatile uint32_t* stop)
-      : items_(threadIdx.x - kSizes.product_threads), ring_(shared), tiles_(p), stop_(stop) {}
+      : items_(threadIdx.x - kSizes.product_threads),
+        window_(shared),
+        ring_(shared),
+        tiles_(p),
+        stop_(stop) {}
 
   __device__ __forceinline__ void Run(const GraphScanProblem& p) {
     ClearUnused(p);
-    Take(p);
-    Take(p);
-    LoadInputs(p, false);
-    for (int64_t number = 0; now_.tile.exists; ++number) {
-      const OfTile now = now_;
-      Take(p);
+#pragma unroll
+    for (int n = 0; n < kItems; ++n) Settle(p, n);
+    AskForNext(p, false);
+    Advance(p);
+    for (int64_t number = 0; now_.exists; ++number) {
+      uint32_t taken_from[kItems];
+#pragma unroll
+      for (int n = 0; n < kItems; ++n) {
+        taken_from[n] = window_at_[n] + Window::PlaceOfTile(now_.number);
+        KeepInRegister(taken_from[n]);
+      }
       ring_.WaitUntilEmpty();
-      if (now.wait > 0) ring_.WaitUntilRead(number, now.wait);
-      stopped_ = stopped_ || __any_sync(kAllLanes, *stop_ != 0);
+      if (wait_ > 0) ring_.WaitUntilRead(number, wait_);
       Delay<Plan::kMostDelay>(number);
-      MakeSteps(p, now, number);
+      float outputs[kItems][Arrays::kOutputSlots] = {};
+      MakeSteps(taken_from, outputs);
+      MeetTeam<Plan>(p, number, nullptr);
+      ring_.Fill();
+      // What no block waits for comes after what all wait for.
+#pragma unroll
+      for (int n = 0; n < kItems; ++n) {
+        const TeamItem item = items_.At(n);
+        if (!item.exists) continue;
+        Arrays::StoreOutputs(p, RowOf(now_, item), Items::FirstUnit() + item.unit, outputs[n]);
+      }
+      MeetBlock<Plan>();
+      Advance(p);
     }
   }
 
  private:
-  // A tile on its way to a thread: for which of its items there are rows, and what it waits for.
-  struct OfTile {
-    TeamTile tile;
-    int wait;
-    int source[kItems][kSlots];
-  };
+  // Where an item lies, once for all tiles; its places in the window are cleared, before anything
+  // is added there.
+  __device__ __forceinline__ void Settle(const GraphScanProblem& p, int n) {
+    const TeamItem item = items_.At(n);
+    window_at_[n] = window_.AddressOf(Window::PlaceOfRow(item.row), item.unit);
+    passed_at_[n] = PlaceOfProduct(item.unit, item.row);
+    published_at_[n] = static_cast<State*>(p.states) + item.row * kSizes.columns +
+                       Items::FirstUnit() + item.unit + items_.PlaceOfWords(kSizes.hidden);
+    KeepInRegister(window_at_[n]);
+    KeepInRegister(passed_at_[n]);
+    if (!item.exists) return;
+    constexpr float kNothing[kValues] = {};
+#pragma unroll 4
+    for (int tile = 0; tile < kSizes.window; ++tile) {
+      Window::Store(window_at_[n] + Window::PlaceOfTile(tile), kNothing);
+    }
+  }
 
-  // Goes on by a tile: its record was asked for when the one before it became the next.
-  __device__ __forceinline__ void Take(const GraphScanProblem& p) {
+  // The tile behind the next one: what the script says of it, and its inputs.
+  __device__ __forceinline__ void AskForNext(const GraphScanProblem& p, bool again) {
+    next_ = tiles_.Next(p);
+    next_wait_ = Tiles::LoadWait(p, next_);
+#pragma unroll
+    for (int n = 0; n < kItems; ++n) {
+      const TeamItem item = items_.At(n);
+#pragma unroll
+      for (int k = 0; k < kSlots; ++k) source_[n][k] = Tiles::LoadSource(p, next_, item.row, k);
+      if (!next_.exists || !item.exists) continue;
+      Arrays::LoadInputs(p, RowOf(next_, item), Items::FirstUnit() + item.unit, input_[n], again);
+    }
+  }
+
+  // Goes on by a tile, all of which but the sums is there.
+  __device__ __forceinline__ void Advance(const GraphScanProblem& p) {
     now_ = next_;
-    next_.tile = tiles_.Next(p);
-    next_.wait = Tiles::LoadWait(p, next_.tile);
+    wait_ = Tiles::TilesUntil(now_, next_wait_);
+    LoadFarSums(p);
 #pragma unroll
     for (int n = 0; n < kItems; ++n) {
+      is_real_[n] = false;
 #pragma unroll
       for (int k = 0; k < kSlots; ++k) {
-        next_.source[n][k] = Tiles::LoadSource(p, next_.tile, items_.At(n).row, k);
+        is_real_[n] |= Tiles::Checked(p, now_, source_[n][k]).exists;
       }
-    }
-  }
-
-  __device__ __forceinline__ static int64_t RowOf(const OfTile& of, const TeamItem& item) {
-    return int64_t{of.tile.number} * kTileRows + item.row;
-  }
-
-  __device__ __forceinline__ void LoadInputs(const GraphScanProblem& p, bool again) {
-    if (!now_.tile.exists) return;
-#pragma unroll
-    for (int n = 0; n < kItems; ++n) {
-      const TeamItem item = items_.At(n);
-      if (!item.exists) continue;
-      Arrays::LoadInputs(p, RowOf(now_, item), Items::FirstUnit() + item.unit, input_[n], again);
-    }
-  }
-
-  __device__ __forceinline__ void MakeSteps(const GraphScanProblem& p, const OfTile& now,
-                                            int64_t number) {
-    float sum[kItems][1], carry[kItems][kCarrySlots] = {};
-    float outputs[kItems][Arrays::kOutputSlots] = {};
-#pragma unroll
-    for (int n = 0; n < kItems; ++n)
-      LoadSums(p, RowOf(now, items_.At(n)), items_.At(n), sum[n], carry[n]);
-#pragma unroll
-    for (int n = 0; n < kItems; ++n) {
-      const TeamItem item = items_.At(n);
-      bool is_real = false;
-#pragma unroll
-      for (int k = 0; k < kSlots; ++k) {
-        is_real |= Tiles::Checked(p, now.tile, now.source[n][k]).exists;
-      }
-      float input[Arrays::kInputSlots], states[Step::kStates];
+      float input[Arrays::kInputSlots];
       Arrays::ConvertInputs(input_[n], input);
-      Step::Apply(sum[n], carry[n], input, states, outputs[n]);
-      if (!is_real || stopped_) Spoil(stopped_, states, carry[n], outputs[n]);
-      Publish(p, RowOf(now, item), item, states);
-      Pass(item, carry[n]);
+      Step::Prepare(input, prepared_[n]);
     }
-    MeetTeam<Plan>(p, number, nullptr);
-    ring_.Fill();
-    // What no block waits for comes after what all wait for.
-    LoadInputs(p, true);
+    AskForNext(p, true);
+  }
+
+  __device__ __forceinline__ static int64_t RowOf(const TeamTile& tile, const TeamItem& item) {
+    return int64_t{tile.number} * kTileRows + item.row;
+  }
+
+  __device__ __forceinline__ static bool HasFarSums(const TeamTile& tile) {
+    return !Window::HoldsAll(tile.end - tile.first);
+  }
+  // What has come from tiles that are a window away or more.
+  __device__ __forceinline__ void LoadFarSums(const GraphScanProblem& p) {
+    if (!now_.exists || !HasFarSums(now_)) return;
 #pragma unroll
     for (int n = 0; n < kItems; ++n) {
       const TeamItem item = items_.At(n);
       if (!item.exists) continue;
-      Arrays::StoreOutputs(p, RowOf(now, item), Items::FirstUnit() + item.unit, outputs[n]);
+      const int64_t at = RowOf(now_, item) * kSizes.hidden + Items::FirstUnit() + item.unit;
+      far_[n][0] = LoadFloat(p.sums + at);
+#pragma unroll
+      for (int c = 0; c < kCarries; ++c) far_[n][1 + c] = LoadFloat(p.carries[c] + at);
     }
-    MeetBlock<Plan>();
+  }
+  // As it is in the L2 cache, where it was added.
+  __device__ __forceinline__ static float LoadFloat(const float* from) {
+    return __uint_as_float(LoadRelaxed(reinterpret_cast<const uint32_t*>(from)));
   }
 
-  __device__ __forceinline__ static void LoadSums(const GraphScanProblem& p, int64_t row,
-                                                  const TeamItem& item, float* sum, float* carry) {
-    const int64_t at = row * kSizes.hidden + Items::FirstUnit() + item.unit;
-    sum[0] = item.exists ? p.sums[at] : 0.f;
+  __device__ __forceinline__ void MakeSteps(const uint32_t (&taken_from)[kItems],
+                                            float (&outputs)[kItems][Arrays::kOutputSlots]) {
+    constexpr float kNothing[kValues] = {};
+    float sums[kItems][kValues] = {};
 #pragma unroll
-    for (int c = 0; c < kCarries; ++c) carry[c] = item.exists ? p.carries[c][at] : 0.f;
+    for (int n = 0; n < kItems; ++n) {
+      if (items_.At(n).exists) Window::Load(taken_from[n], sums[n]);
+    }
+    stopped_ |= *stop_ != 0;
+    if (HasFarSums(now_)) {
+#pragma unroll
+      for (int n = 0; n < kItems; ++n) {
+#pragma unroll
+        for (int v = 0; v < kValues; ++v) sums[n][v] += far_[n][v];
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < kItems; ++n) {
+      const TeamItem item = items_.At(n);
+      float carry[kCarrySlots] = {}, states[Step::kStates];
+#pragma unroll
+      for (int c = 0; c < kCarries; ++c) carry[c] = sums[n][1 + c];
+      Step::Finish(sums[n], carry, prepared_[n], states, outputs[n]);
+      if (!is_real_[n] || stopped_) Spoil(stopped_, states, carry, outputs[n]);
+      State* to = published_at_[n] + int64_t{now_.number} * (kTileRows * kSizes.columns);
+      items_.template PublishAll<Step::kStates>(item, states, to, kSizes.hidden);
+      Pass(n, carry);
+      if (item.exists) Window::Store(taken_from[n], kNothing);  // its place is free
+    }
   }
 
   // Padding is zero, whatever the step makes of it; after a wait that lasted too long all is NaN.
@@ -138,21 +193,12 @@ class EmitSteps {
     for (int o = 0; o < Step::kOutputs; ++o) output[o] = value;
   }
 
-  __device__ __forceinline__ void Publish(const GraphScanProblem& p, int64_t row,
-                                          const TeamItem& item, const float* states) const {
-    State* to =
-        static_cast<State*>(p.states) + row * kSizes.columns + Items::FirstUnit() + item.unit;
-#pragma unroll
-    for (int s = 0; s < Step::kStates; ++s) items_.Publish(item, states[s], to + s * kSizes.hidden);
-  }
-
-  __device__ __forceinline__ void Pass(const TeamItem& item, const float* carry) const {
-    if (!item.exists) return;
+  __device__ __forceinline__ void Pass(int n, const float* carry) const {
+    if (!items_.At(n).exists) return;
     float* passed = ring_.partials() + kSizes.passed_at;
 #pragma unroll
-    for (int c = 0; c < kPassed; ++c) {
-      passed[PlaceOfProduct(c * kSizes.units + item.unit, item.row)] = carry[c];
-    }
+    for (int c = 0; c < kPassed; ++c)
+      passed[PlaceBehind(c * kSizes.units, passed_at_[n])] = carry[c];
   }
 
   // Tiles that no team makes.
@@ -165,11 +211,25 @@ class EmitSteps {
   }
 
   const Items items_;
+  const Window window_;
   Ring<Plan> ring_;
   Tiles tiles_;
   const volatile uint32_t* const stop_;
-  OfTile now_ = {}, next_ = {};
   bool stopped_ = false;
+
+  uint32_t window_at_[kItems];
+  int passed_at_[kItems];
+  State* published_at_[kItems];
+
+  TeamTile now_ = {};
+  int wait_ = 0;
+  bool is_real_[kItems];
+  float prepared_[kItems][kPreparedSlots];
+  float far_[kItems][kValues] = {};
+
+  TeamTile next_ = {};
+  int next_wait_ = 0;
+  int source_[kItems][kSlots];
   uint32_t input_[kItems][Arrays::kInputSlots] = {};
 };
 

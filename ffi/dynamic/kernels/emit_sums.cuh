@@ -1,9 +1,11 @@
 // What is added to sources in a pass from rows to them. A block adds to its own units alone, in the
-// order of tiles, so that sums are the same in every run, whatever the graphs: of a source that
-// several rows of a tile have, or that fills several slots, one thread adds all, in their order.
+// order of tiles, so that sums are the same in every run, whatever the graphs. All of a unit is
+// added by one warp, so that warps need not wait for one another. Of a source that several rows of
+// a tile have, or that fills several slots, they take turns, in the order of rows.
 #pragma once
 
 #include "dynamic/kernels/ring.cuh"
+#include "dynamic/kernels/sum_window.cuh"
 #include "dynamic/kernels/team_items.cuh"
 #include "dynamic/kernels/team_mma.cuh"
 #include "dynamic/kernels/tiles_of_team.cuh"
@@ -14,18 +16,32 @@ namespace jaxsparse {
 template <typename Plan>
 class EmitSums {
   using Tiles = TilesOfTeam<Plan, true>;
+  using Window = SumWindow<Plan>;
   static constexpr auto kSizes = Plan::kSizes;
-  using Items = TeamItems<Plan, kSizes.sum_threads>;
-  static constexpr int kSlots = Plan::kSlots, kItems = kSizes.sum_items;
+  static constexpr int kSlots = Plan::kSlots;
   static constexpr int kSources = kTileRows * kSlots;  // of a tile, one for each lane
-  static constexpr int kCarries = kSizes.passed / kSlots;
-  static constexpr int kCarrySlots = kCarries > 0 ? kCarries : 1;
+  static constexpr int kValues = Window::kValues, kCarries = kValues - 1;
   static_assert(kSources <= kWarp);
+
+  // A lane takes one of 4 units of two rows; the halves of a warp take slots in turn, or if there
+  // is one alone 4 units each.
+  static constexpr int kRows = 2, kUnits = 4, kHalf = kWarp / 2;
+  static constexpr int kHalfUnits = kSlots == 1 ? kUnits : 0;
+  static constexpr int kWarpUnits = kUnits + kHalfUnits;
+  static constexpr int kLaneSlots = (kSlots + 1) / 2;
+  static constexpr int kTurns = kSizes.sum_turns;
+  static constexpr int kItems = kTurns * kLaneSlots;
+  static_assert(kItems == kSizes.sum_items);
 
  public:
   __device__ __forceinline__ EmitSums(const GraphScanProblem& p, Words4* shared)
       : lane_(threadIdx.x % kWarp),
-        items_(threadIdx.x - kSizes.product_threads - kSizes.pointwise_threads),
+        first_unit_((threadIdx.x - kSizes.product_threads - kSizes.pointwise_threads) / kWarp *
+                        kWarpUnits +
+                    lane_ / kHalf * kHalfUnits + lane_ % kUnits),
+        first_slot_(kSlots == 1 ? 0 : lane_ / kHalf),
+        first_row_(lane_ / kUnits % (kHalf / kUnits) * kRows),
+        window_(shared),
         ring_(shared),
         tiles_(p) {}
 
@@ -37,24 +53,16 @@ class EmitSums {
       const int next_source = Load(p, next);
       MeetTeam<Plan>(p, number, nullptr);
       Delay<Plan::kMostDelay>(number);
-      const uint32_t alike = SameSource(source);
-      Addend addends[kItems][kSlots];
-#pragma unroll
-      for (int n = 0; n < kItems; ++n) {
-#pragma unroll
-        for (int k = 0; k < kSlots; ++k) {
-          addends[n][k] = Find(p, tile, items_.At(n), k, source, alike);
-        }
-      }
+      Target targets[kItems][kRows];
+      const Turns turns = Find(p, tile, source, targets);
       ring_.WaitUntilFull();
-#pragma unroll
-      for (int n = 0; n < kItems; ++n) {
-#pragma unroll
-        for (int k = 0; k < kSlots; ++k) Add(p, items_.At(n).unit, &addends[n][k]);
-      }
-      // What some warps have added others may add to for the next tile.
-      MeetOwnKind<Plan, kSizes.sum_threads>();
+      float values[kItems][kRows][kValues];
+      SumParts(targets, values);
+#pragma unroll 1
+      for (int turn = 1; turn < turns.count; ++turn) AddToWindow(turn, targets, values);
       ring_.Empty();
+      // What no step waits for soon.
+      if (turns.any_in_memory) AddInMemory(p, turns.count, targets, values);
       MeetBlock<Plan>();
       tile = next;
       source = next_source;
@@ -62,85 +70,167 @@ class EmitSums {
   }
 
  private:
-  // Lane row * kSlots + slot has that source.
+  // Of a unit of a source: its address in the window, or where it lies in memory its number in the
+  // script; and after how many others of the same source it is added: in memory kInMemory more, and
+  // -1 if another thread adds to it, or none.
+  struct Target {
+    uint32_t at;
+    int turn;
+  };
+  struct Turns {
+    int count;
+    bool any_in_memory;
+  };
+  static constexpr int kInMemory = kWarp;
+
+  __device__ __forceinline__ int UnitOf(int item) const {
+    return first_unit_ + item / kLaneSlots * kWarpUnits * kSizes.sum_warps;
+  }
+  __device__ __forceinline__ int SlotOf(int item) const {
+    return first_slot_ + item % kLaneSlots * 2;
+  }
+  __device__ __forceinline__ bool Exists(int item) const {
+    const bool has_unit =
+        kTurns * kWarpUnits * kSizes.sum_warps == kSizes.units || UnitOf(item) < kSizes.units;
+    const bool is_unit = kSizes.hidden % kSizes.units == 0 ||
+                         BlockOfScan<Plan>() * kSizes.units + UnitOf(item) < kSizes.hidden;
+    const bool has_slot = kSlots == 1 || kSlots % 2 == 0 || SlotOf(item) < kSlots;
+    return has_unit && is_unit && has_slot;
+  }
+
   __device__ __forceinline__ int Load(const GraphScanProblem& p, const TeamTile& tile) const {
     return lane_ < kSources ? Tiles::LoadSource(p, tile, lane_ / kSlots, lane_ % kSlots) : -1;
   }
 
-  // The lanes that have the source of this one.
-  __device__ __forceinline__ static uint32_t SameSource(int source) {
-    uint32_t alike = 0;
+  // Each lane looks at one source of the tile, and tells all that add to it.
+  __device__ __forceinline__ Turns Find(const GraphScanProblem& p, const TeamTile& tile, int source,
+                                        Target (&targets)[kItems][kRows]) const {
+    const bool exists = Tiles::Checked(p, tile, source).exists;
+    const int row = exists ? source - p.leaves : -1, of_tile = row / kTileRows;
+    const bool is_near = row >= 0 && Window::IsNear(of_tile, tile.number);
+    const uint32_t alike = __match_any_sync(kAllLanes, exists ? source : -1 - lane_);
+    const int turn = __popc(alike & ((1u << lane_) - 1));
+    const Target own = {is_near ? Window::PlaceOfTile(of_tile) + Window::PlaceOfRow(row % kTileRows)
+                                : static_cast<uint32_t>(source),
+                        is_near  ? turn
+                        : exists ? turn + kInMemory
+                                 : -1};
 #pragma unroll
-    for (int lane = 0; lane < kSources; ++lane) {
-      if (__shfl_sync(kAllLanes, source, lane) == source) alike |= 1u << lane;
+    for (int item = 0; item < kItems; ++item) {
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        const int lane = (first_row_ + i) * kSlots + (Exists(item) ? SlotOf(item) : 0);
+        const uint32_t at = __shfl_sync(kAllLanes, own.at, lane);
+        Target& target = targets[item][i];
+        target.turn = __shfl_sync(kAllLanes, own.turn, lane);
+        target.at = target.turn < kInMemory ? window_.AddressOf(at, UnitOf(item)) : at;
+        if (!Exists(item)) target.turn = -1;
+      }
     }
-    return alike;
+    return {1 + __reduce_max_sync(kAllLanes, exists ? turn : 0),
+            __any_sync(kAllLanes, own.turn >= kInMemory) != 0};
   }
 
-  // Of a unit of a source: where its sums lie, what they were, and which lanes' rows and slots emit
-  // to it; none where another thread adds these.
-  struct Addend {
-    int64_t at;
-    bool is_leaf;
-    uint32_t lanes;
-    float sum, carries[kCarrySlots];
-  };
-
-  // The sums are asked for before the products are there. Those of leaves are added to in memory:
-  // leaves may be sources of rows of several groups.
-  __device__ __forceinline__ Addend Find(const GraphScanProblem& p, const TeamTile& tile,
-                                         const TeamItem& item, int k, int source,
-                                         uint32_t alike) const {
-    const int lane = item.row * kSlots + k;
-    const SourceRow to = Tiles::Checked(p, tile, __shfl_sync(kAllLanes, source, lane));
-    const uint32_t lanes = __shfl_sync(kAllLanes, alike, lane);
-    const bool is_first = (lanes & ((1u << lane) - 1)) == 0;
-    Addend addend = {};
-    addend.at = to.row * kSizes.hidden + Items::FirstUnit() + item.unit;
-    addend.is_leaf = to.is_leaf;
-    addend.lanes = item.exists && to.exists && is_first ? lanes : 0;
-    if (addend.lanes == 0 || to.is_leaf) return addend;
-    addend.sum = p.sums[addend.at];
+  // What rows of the tile emit to their sources: the parts of all warps, added in pairs. It is
+  // added to what is in the window, as far as others need not be waited for.
+  __device__ __forceinline__ void SumParts(const Target (&targets)[kItems][kRows],
+                                           float (&values)[kItems][kRows][kValues]) const {
+    const uint32_t parts = AddressOfShared(ring_.partials());
 #pragma unroll
-    for (int c = 0; c < kCarries; ++c) addend.carries[c] = p.carries[c][addend.at];
-    return addend;
+    for (int item = 0; item < kItems; ++item) {
+      // What does not exist is read from where something is.
+      const int slot = Exists(item) ? SlotOf(item) : 0, unit = Exists(item) ? UnitOf(item) : 0;
+      const uint32_t from = parts + PlaceOfProduct(slot * kSizes.units + unit, first_row_) * 4;
+      float sums[kSizes.warps][kRows], passed[kCarries > 0 ? kCarries : 1][kRows];
+#pragma unroll
+      for (int warp = 0; warp < kSizes.warps; ++warp) {
+        LoadRows(from + warp * kSizes.warp_part * 4, sums[warp]);
+      }
+      const int first = PlaceOfProduct(slot * kCarries * kSizes.units + unit, first_row_);
+#pragma unroll
+      for (int c = 0; c < kCarries; ++c) {
+        const int place = kSizes.passed_at + PlaceBehind(c * kSizes.units, first);
+        LoadRows(parts + place * 4, passed[c]);
+      }
+      float before[kRows][kValues];
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        if (targets[item][i].turn == 0) Window::Load(targets[item][i].at, before[i]);
+      }
+#pragma unroll
+      for (int distance = 1; distance < kSizes.warps; distance *= 2) {
+#pragma unroll
+        for (int warp = 0; warp + distance < kSizes.warps; warp += 2 * distance) {
+#pragma unroll
+          for (int i = 0; i < kRows; ++i) sums[warp][i] += sums[warp + distance][i];
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        float (&value)[kValues] = values[item][i];
+        value[0] = sums[0][i];
+#pragma unroll
+        for (int c = 0; c < kCarries; ++c) value[1 + c] = passed[c][i];
+        if (targets[item][i].turn != 0) continue;
+#pragma unroll
+        for (int v = 0; v < kValues; ++v) before[i][v] += value[v];
+        Window::Store(targets[item][i].at, before[i]);
+      }
+    }
   }
 
-  __device__ __forceinline__ void Add(const GraphScanProblem& p, int unit, Addend* addend) const {
-    if (addend->lanes == 0) return;
-    float sum = 0, carries[kCarrySlots] = {};
-    for (uint32_t left = addend->lanes; left != 0; left &= left - 1) {
-      AddOfLane(unit, __ffs(static_cast<int>(left)) - 1, &sum, carries);
-    }
-    const int64_t at = addend->at;
-    if (addend->is_leaf) {
-      atomicAdd(p.leaf_sums + at, sum);
+  __device__ __forceinline__ static void LoadRows(uint32_t from, float (&rows)[kRows]) {
+    uint32_t words[kRows];
+    LoadShared(from, words);
 #pragma unroll
-      for (int c = 0; c < kCarries; ++c) atomicAdd(p.leaf_carries[c] + at, carries[c]);
-    } else {
-      p.sums[at] = addend->sum + sum;
+    for (int i = 0; i < kRows; ++i) rows[i] = __uint_as_float(words[i]);
+  }
+
+  // Of several rows that have a source those that are not the first.
+  __device__ __forceinline__ void AddToWindow(int turn, const Target (&targets)[kItems][kRows],
+                                              const float (&values)[kItems][kRows][kValues]) const {
+    __syncwarp();
 #pragma unroll
-      for (int c = 0; c < kCarries; ++c) p.carries[c][at] = addend->carries[c] + carries[c];
+    for (int n = 0; n < kItems * kRows; ++n) {
+      const Target& target = targets[n / kRows][n % kRows];
+      if (target.turn != turn) continue;
+      float sums[kValues];
+      Window::Load(target.at, sums);
+#pragma unroll
+      for (int v = 0; v < kValues; ++v) sums[v] += values[n / kRows][n % kRows][v];
+      Window::Store(target.at, sums);
     }
   }
 
-  // What a row of the tile emits to the source in one of its slots.
-  __device__ __forceinline__ void AddOfLane(int unit, int lane, float* sum, float* carries) const {
-    const int row = lane / kSlots, k = lane % kSlots;
-    const float* parts = ring_.partials() + PlaceOfProduct(k * kSizes.units + unit, row);
-    float product = 0;
+  // To leaves, which may be sources of rows of several groups, and to what is far away.
+  __device__ __forceinline__ void AddInMemory(const GraphScanProblem& p, int turns,
+                                              const Target (&targets)[kItems][kRows],
+                                              const float (&values)[kItems][kRows][kValues]) const {
+    const int first_unit = BlockOfScan<Plan>() * kSizes.units;
+#pragma unroll 1
+    for (int turn = 0; turn < turns; ++turn) {
+      if (turn > 0) __syncwarp();
 #pragma unroll
-    for (int warp = 0; warp < kSizes.warps; ++warp) product += parts[warp * kSizes.warp_part];
-    *sum += product;
-    const float* passed = ring_.partials() + kSizes.passed_at;
+      for (int n = 0; n < kItems * kRows; ++n) {
+        const Target& target = targets[n / kRows][n % kRows];
+        if (target.turn != turn + kInMemory) continue;
+        const auto source = static_cast<int>(target.at);
+        const bool is_leaf = source < p.leaves;
+        const int64_t row = is_leaf ? source : source - p.leaves;
+        const int64_t at = row * kSizes.hidden + first_unit + UnitOf(n / kRows);
+        const float (&value)[kValues] = values[n / kRows][n % kRows];
+        atomicAdd((is_leaf ? p.leaf_sums : p.sums) + at, value[0]);
 #pragma unroll
-    for (int c = 0; c < kCarries; ++c) {
-      carries[c] += passed[PlaceOfProduct((k * kCarries + c) * kSizes.units + unit, row)];
+        for (int c = 0; c < kCarries; ++c) {
+          atomicAdd((is_leaf ? p.leaf_carries[c] : p.carries[c]) + at, value[1 + c]);
+        }
+      }
     }
   }
 
   const int lane_;
-  const Items items_;
+  const int first_unit_, first_slot_, first_row_;
+  const Window window_;
   Ring<Plan> ring_;
   Tiles tiles_;
 };

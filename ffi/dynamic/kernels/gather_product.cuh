@@ -18,28 +18,19 @@ struct GatherMatrix {
   __device__ __forceinline__ static int PlaceOf(int product) { return product; }
 };
 
-// A tile on its way to a warp: what the script says of the sources of the lane's row.
-template <typename Plan>
-struct SourcesOfRow {
-  TeamTile tile;
-  int source[Plan::kSlots];
-
-  __device__ __forceinline__ void Load(const GraphScanProblem& p, const TeamTile& of, int row) {
-    tile = of;
-#pragma unroll
-    for (int k = 0; k < Plan::kSlots; ++k) {
-      source[k] = TilesOfTeam<Plan>::LoadSource(p, tile, row, k);
-    }
-  }
-};
-
 template <typename Plan, typename Product>
 class GatherProducts {
   using State = typename Plan::State;
   using States = typename Product::States;
-  using Sources = SourcesOfRow<Plan>;
+  using Tiles = TilesOfTeam<Plan>;
   static constexpr auto kSizes = Plan::kSizes;
   static constexpr int kLoads = kSizes.loads;
+  // Columns that all warps load at once. If a slot has a multiple of these, a lane reads the row of
+  // one slot by several loads, whose distance is known, and else by each load what row it must.
+  static constexpr int kTogether = kSizes.warps * kSizes.load_columns;
+  static constexpr bool kIsEven = kSizes.part % kTogether == 0;
+  static constexpr int kRowLoads = kIsEven ? kSizes.part / kTogether : 1;
+  static constexpr int kRows = kLoads / kRowLoads;  // that a lane loads
 
  public:
   __device__ __forceinline__ GatherProducts(const GraphScanProblem& p, Words4* shared,
@@ -53,11 +44,12 @@ class GatherProducts {
 
   __device__ __forceinline__ void Run(const GraphScanProblem& p) {
     Take(p);
-    Take(p);
-    if (!now_.tile.exists) return;
+    if (!next_.tile.exists) return;
     backoff_.Start();
-    States even, odd;
-    Ask(p, now_, even);
+    Asked even, odd;
+    const Sources first = next_;
+    Take(p);
+    Ask(p, first, even);
     for (;;) {
       if (!Turn(p, even, odd)) return;
       if (!Turn(p, odd, even)) return;
@@ -65,68 +57,89 @@ class GatherProducts {
   }
 
  private:
-  // Goes on by a tile: its record was asked for when the one before it became the next.
+  // A tile on its way to a warp: what the script says of the sources of the lane's row.
+  struct Sources {
+    TeamTile tile;
+    int source[kRows];
+  };
+  // What has been asked for, and where it lies.
+  struct Asked {
+    States x;
+    StatePlace row[kRows];
+  };
+
+  // Goes on by a tile, whose record is read a tile before its states are asked for.
   __device__ __forceinline__ void Take(const GraphScanProblem& p) {
-    now_ = next_;
-    next_.Load(p, tiles_.Next(p), product_.TileRow());
+    next_.tile = tiles_.Next(p);
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      next_.source[i] = Tiles::LoadSource(p, next_.tile, product_.TileRow(), SlotOf(i));
+    }
   }
 
   // Makes the products of a tile whose states were asked for, or some of them. Whether there is
   // another one.
-  __device__ __forceinline__ bool Turn(const GraphScanProblem& p, States& x, States& ahead) {
+  __device__ __forceinline__ bool Turn(const GraphScanProblem& p, Asked& now, Asked& ahead) {
     MeetTeam<Plan>(p, number_, &watchdog_);
     Delay<Plan::kMostDelay>(number_++);
-    const Sources now = now_;
+    const Sources next = next_;
     Take(p);
-    if (kSizes.asks_ahead && now_.tile.exists) Ask(p, now_, ahead);
-    Await(p, now, x);
-    ring_.WaitUntilEmpty();
-    product_.Multiply(x, ring_.partials());
+    if (kSizes.asks_ahead && next.tile.exists) Ask(p, next, ahead);
+    StatePlace places[kLoads];
+    PlacesOf(now, places);
+    ring_.WaitUntilEmpty();  // which it is long before the states come
+    const int looks = LookForStates(places, now.x, backoff_, &watchdog_);
+    product_.Multiply(now.x, ring_.partials());
     if (watchdog_.timed_out()) *stop_ = 1;
     ring_.Fill();
+    if (looks > 0) backoff_.Adapt(looks > 1);
     backoff_.Start();
-    if (!kSizes.asks_ahead && now_.tile.exists) Ask(p, now_, ahead);
-    return now_.tile.exists;
+    if (!kSizes.asks_ahead && next.tile.exists) Ask(p, next, ahead);
+    return next.tile.exists;
   }
 
-  __device__ __forceinline__ StatePlace PlaceOf(const GraphScanProblem& p, const Sources& of,
-                                                int j) const {
-    const int column = product_.Column(j), slot = column / kSizes.part;
-    int source = of.source[0];
-#pragma unroll
-    for (int k = 1; k < Plan::kSlots; ++k) source = slot == k ? of.source[k] : source;
-    const SourceRow row = TilesOfTeam<Plan>::Checked(p, of.tile, source);
-    const auto* states = static_cast<const State*>(row.is_leaf ? p.leaf_states : p.states);
-    const bool exists = row.exists && product_.HasColumn(j);
-    return {reinterpret_cast<const Words4*>(states + row.row * kSizes.hidden + column -
-                                            slot * kSizes.part),
-            exists, exists && !row.is_leaf};
+  // Of the row that a lane loads: its slot, and the first column there.
+  __device__ __forceinline__ int SlotOf(int i) const {
+    if constexpr (kIsEven) return i;
+    return product_.HasColumn(i) ? product_.Column(i) / kSizes.part : 0;
+  }
+  __device__ __forceinline__ int ColumnOf(int i) const {
+    if constexpr (kIsEven) return product_.Column(0);
+    return product_.HasColumn(i) ? product_.Column(i) % kSizes.part : 0;
   }
 
-  __device__ __forceinline__ void PlacesOf(const GraphScanProblem& p, const Sources& of,
-                                           StatePlace (&places)[kLoads]) const {
-#pragma unroll
-    for (int j = 0; j < kLoads; ++j) places[j] = PlaceOf(p, of, j);
-  }
   __device__ __forceinline__ void Ask(const GraphScanProblem& p, const Sources& of,
-                                      States& x) const {
+                                      Asked& asked) const {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const SourceRow row = Tiles::Checked(p, of.tile, of.source[i]);
+      const auto* states = static_cast<const State*>(row.is_leaf ? p.leaf_states : p.states);
+      const bool exists = row.exists && (kIsEven || product_.HasColumn(i));
+      states += uint64_t{static_cast<uint32_t>(row.row)} * kSizes.hidden + ColumnOf(i);
+      asked.row[i] = {reinterpret_cast<const Words4*>(states), exists, exists && !row.is_leaf};
+    }
     StatePlace places[kLoads];
-    PlacesOf(p, of, places);
-    AskForStates(places, x);
+    PlacesOf(asked, places);
+    AskForStates(places, asked.x);
   }
-  __device__ __forceinline__ void Await(const GraphScanProblem& p, const Sources& of, States& x) {
-    StatePlace places[kLoads];
-    PlacesOf(p, of, places);
-    AwaitStates(places, x, &backoff_, &watchdog_);
+
+  __device__ __forceinline__ static void PlacesOf(const Asked& asked,
+                                                  StatePlace (&places)[kLoads]) {
+    constexpr int kDistance = kTogether * static_cast<int>(sizeof(State)) / 16;
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j) {
+      places[j] = asked.row[j / kRowLoads];
+      places[j].from += j % kRowLoads * kDistance;
+    }
   }
 
   const Product product_;
   Ring<Plan> ring_;
-  TilesOfTeam<Plan> tiles_;
+  Tiles tiles_;
   Watchdog watchdog_;
   Backoff backoff_;
   volatile uint32_t* const stop_;
-  Sources now_ = {}, next_ = {};
+  Sources next_ = {};
   int64_t number_ = 0;  // of tiles that the team has begun
 };
 

@@ -32,11 +32,16 @@ struct GraphArrays {
     if constexpr (kInput < Arrays::kInputs) {
       const GraphInput& in = p.inputs[kInput];
       if (!again || in.row_stride != 0) {
-        const int64_t at = row * in.row_stride + unit * in.unit_stride;
+        // In 32 bits, which all numbers have room in but the distance from the array's beginning.
+        constexpr uint32_t kBytes = Arrays::kInputIsFloat[kInput] ? sizeof(float) : sizeof(State);
+        const auto bytes_of = [](int64_t stride) { return static_cast<uint32_t>(stride) * kBytes; };
+        const char* at = static_cast<const char*>(in.data) +
+                         MultiplyWide(static_cast<uint32_t>(row), bytes_of(in.row_stride)) +
+                         static_cast<uint32_t>(unit) * bytes_of(in.unit_stride);
 #pragma unroll
         for (int part = 0; part < Arrays::kInputParts[kInput]; ++part) {
-          to[kSlot + part] =
-              LoadValue<Arrays::kInputIsFloat[kInput]>(in, at + part * in.part_stride);
+          to[kSlot + part] = LoadValue<kBytes>(at);
+          at += bytes_of(in.part_stride);
         }
       }
       LoadInputs<kInput + 1, kSlot + Arrays::kInputParts[kInput]>(p, row, unit, to, again);
@@ -81,13 +86,10 @@ struct GraphArrays {
   }
 
  private:
-  template <bool kIsFloat>
-  __device__ __forceinline__ static uint32_t LoadValue(const GraphInput& in, int64_t at) {
-    if constexpr (kIsFloat || sizeof(State) == 4) {
-      return static_cast<const uint32_t*>(in.data)[at];
-    } else {
-      return static_cast<const uint16_t*>(in.data)[at];
-    }
+  template <uint32_t kBytes>
+  __device__ __forceinline__ static uint32_t LoadValue(const void* at) {
+    if constexpr (kBytes == sizeof(float)) return *static_cast<const uint32_t*>(at);
+    else return *static_cast<const uint16_t*>(at);
   }
   __device__ __forceinline__ static float FromWord(float, uint32_t word) {
     return __uint_as_float(word);

@@ -14,6 +14,7 @@
 #include "dynamic/kernels/gather_steps.cuh"
 #include "dynamic/kernels/loss_heads.cuh"
 #include "dynamic/kernels/loss_sizes.h"
+#include "dynamic/kernels/team_pass.cuh"
 #include "dynamic/kernels/team_product.cuh"
 
 namespace jaxsparse {
@@ -60,16 +61,17 @@ __global__ void __launch_bounds__(LossPlan<GatherPlan, EmitPlan, kClasses>::kSiz
     MakeProducts<Loss>(p, shared, stop, shared_of_emit, stop_of_emit);
     return;
   }
-  if constexpr (kGather.product_registers > 0) GiveUpRegisters<kGather.pointwise_registers>();
   if (threadIdx.x < kGather.product_threads + kGather.pointwise_threads) {
+    if constexpr (kGather.product_registers > 0) GiveUpRegisters<kGather.pointwise_registers>();
     GatherSteps<GatherStep, GatherPlan>(p.gather, shared, stop).Run(p.gather);
   } else {
+    if constexpr (kGather.product_registers > 0) GiveUpRegisters<kGather.sum_registers>();
     LossHeads<GatherPlan, Loss>(p, shared, stop_of_emit).Run(p);
   }
   WaitAt<kHeadsAndSteps>(kBetween);
   if (threadIdx.x < kEmit.product_threads + kEmit.pointwise_threads) {
     EmitSteps<EmitStep, EmitPlan>(p.emit, shared_of_emit, stop_of_emit).Run(p.emit);
-  } else {
+  } else if (threadIdx.x < kEmit.threads) {
     EmitSums<EmitPlan>(p.emit, shared_of_emit).Run(p.emit);
   }
 }

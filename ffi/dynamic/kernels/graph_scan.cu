@@ -8,6 +8,7 @@
 #include "dynamic/kernels/gather_product.cuh"
 #include "dynamic/kernels/gather_steps.cuh"
 #include "dynamic/kernels/team.h"
+#include "dynamic/kernels/team_pass.cuh"
 #include "dynamic/kernels/team_product.cuh"
 
 namespace jaxsparse {
@@ -52,13 +53,12 @@ __global__ void __launch_bounds__(Plan::kSizes.threads, 1)
     if constexpr (kSizes.product_registers > 0) TakeRegisters<kSizes.product_registers>();
     using Product = TeamProduct<Plan, EmitMatrix<Plan>>;
     EmitProducts<Plan, Product>(p, shared, stop).Run(p);
-  } else {
+  } else if (threadIdx.x < kSizes.product_threads + kSizes.pointwise_threads) {
     if constexpr (kSizes.product_registers > 0) GiveUpRegisters<kSizes.pointwise_registers>();
-    if (threadIdx.x < kSizes.product_threads + kSizes.pointwise_threads) {
-      EmitSteps<Step, Plan>(p, shared, stop).Run(p);
-    } else {
-      EmitSums<Plan>(p, shared).Run(p);
-    }
+    EmitSteps<Step, Plan>(p, shared, stop).Run(p);
+  } else {
+    if constexpr (kSizes.product_registers > 0) GiveUpRegisters<kSizes.sum_registers>();
+    EmitSums<Plan>(p, shared).Run(p);
   }
 }
 

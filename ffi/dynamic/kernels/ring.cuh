@@ -2,7 +2,8 @@
 // where rows emit both of them what they have to the warps that sum. In a recurrent scan two
 // buffers do, since a state that came proves that all blocks are done with the one before.
 // Neighbouring tiles of a graph may have nothing to do with each other, so nothing is proved: a
-// ring of stages says when each is full and when it is empty again.
+// ring of stages says when each is full and when it is empty again. Consumers may be several sets
+// of warps, which take stages in turn.
 //
 // Plan::kBarrier: all threads of a block meet instead, since tools that look for races know that
 // best, and all blocks of a team meet before each tile.
@@ -20,11 +21,14 @@ class Ring {
   using State = PipelineState<kSizes.stages>;
   static constexpr bool kSums = kSizes.sum_warps > 0;
   static constexpr uint32_t kProducers = kSizes.warps + (kSums ? kSizes.pointwise_warps : 0);
-  static constexpr uint32_t kConsumers = kSums ? kSizes.sum_warps : kSizes.pointwise_warps;
+  static constexpr uint32_t kConsumers = kSums ? kSizes.sum_warps : kSizes.set_warps;
+  static_assert(kSizes.sets == 1 || (!kSums && !Plan::kBarrier));
+  static_assert(kSizes.sets <= kSizes.stages && kSizes.pointwise_warps % kSizes.sets == 0);
 
  public:
-  __device__ __forceinline__ explicit Ring(Words4* shared)
-      : shared_(reinterpret_cast<char*>(shared)) {}
+  // Of producers, or of a set of consumers.
+  __device__ __forceinline__ explicit Ring(Words4* shared, uint32_t set = 0)
+      : shared_(reinterpret_cast<char*>(shared)), at_({set, 0}) {}
 
   // By one thread, before all of the block meet.
   __device__ __forceinline__ void Init() const {
@@ -64,7 +68,8 @@ class Ring {
   __device__ __forceinline__ void Empty() {
     __syncwarp();
     if (!Plan::kBarrier && threadIdx.x % kWarp == 0) StageAt(at_).Emptied();
-    at_.Advance();
+    if constexpr (kSizes.sets == 1) at_.Advance();
+    else at_.Advance(kSizes.sets);
   }
 
   // Producers wait until consumers have read the tile that came so many before this one. The stage
@@ -84,17 +89,6 @@ class Ring {
   char* const shared_;
   State at_;
 };
-
-// By the first thread of a block, before all of it meet: what warps tell each other in a pass.
-template <typename Plan>
-__device__ __forceinline__ volatile uint32_t* BeginPass(Words4* shared) {
-  volatile uint32_t* stop = reinterpret_cast<uint32_t*>(shared) + Plan::kSizes.flag_at / 4;
-  if (threadIdx.x == 0) {
-    *stop = 0;
-    Ring<Plan>(shared).Init();
-  }
-  return stop;
-}
 
 // A team meets for the tile with that number among its own: product warps, and others without a
 // watchdog.

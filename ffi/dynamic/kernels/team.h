@@ -16,16 +16,20 @@ struct TeamConfig {
   int units = 8;            // of a block, a multiple of 8
   int warps = 8;            // that make products; the columns are split over them
   int pointwise_warps = 4;  // that make the pointwise step
+  int sets = 1;             // of pointwise warps, which take tiles in turn: where rows gather
+  int carries = 0;          // of a row: where rows gather
   int sum_warps = 0;  // that sum the parts of products, if pointwise warps don't: where rows emit
   int beside_warps = 0;  // of the launch, that have no part in this pass
   int passed = 0;        // values of a unit that pointwise warps pass to these: carries for sources
+  int window = 0;        // tiles whose carries or sums lie in shared memory: a power of 2, or 0
   int stages = 4;        // of the ring between warps
   int register_chunks = 0;  // chunks of columns of a warp whose weights stay in registers; the
                             // others' are read from shared memory for every tile
   bool asks_ahead = false;  // warps ask for a tile's states before they have those of the last one
-  int product_registers = 0;    // of a product thread, or 0 for an equal share; if not 0, both
+  int product_registers = 0;    // of a product thread, or 0 for an equal share; if not 0, all
                                 // numbers of warps have to be multiples of 4
   int pointwise_registers = 0;  // the same of the others
+  int sum_registers = 0;
 };
 
 struct TeamSizes : TeamConfig {
@@ -58,36 +62,56 @@ struct TeamSizes : TeamConfig {
 
   int product_threads = warps * kWarp;
   int pointwise_threads = pointwise_warps * kWarp;
+  int set_warps = pointwise_warps / sets;
+  int set_threads = set_warps * kWarp;
   int sum_threads = sum_warps * kWarp;
   int threads = product_threads + pointwise_threads + sum_threads;
-  int items = Ceil(units * 8, pointwise_threads);  // units and rows of a tile, of a thread
-  int sum_items = sum_warps > 0 ? Ceil(units * 8, sum_threads) : 0;
+  int items = Ceil(units * 8, set_threads);  // units and rows of a tile, of a thread
+  // Of a thread that sums: a unit and a slot, each for two rows of a tile.
+  int sum_turns = sum_warps > 0 ? Ceil(units, (row_parts > 1 ? 4 : 8) * sum_warps) : 0;
+  int sum_items = sum_turns * Ceil(row_parts, 2);
 
   // Shared memory: the ring's parts of products, of each warp (row of the matrix, row of the tile),
-  // and what is passed beside them; two barriers for each stage; a flag; weights; states
-  // of warps.
+  // and what is passed beside them; two barriers for each stage; barriers of tiles whose carries
+  // are there; a flag; weights; states of warps; carries of the nearest tiles, or what has come to
+  // their rows.
   int warp_part = row_tiles * 16 * 8;
   int passed_at = warps * warp_part;
   int partials = passed_at + passed * units * 8;
   int barriers_at = stages * partials * 4;
-  int flag_at = barriers_at + stages * 16;
+  int made_at = barriers_at + stages * 16;
+  int made = carries > 0 ? PowerOfTwo(Unproven() + stages) : 0;
+  int flag_at = made_at + made * 8;
   int weights_at = Ceil(flag_at + 4, 16) * 16;
   // Of a lane, for the weights of a chunk: a load's columns, or a group of lanes' for FMA.
   int weight_chunks = tensor_cores ? loads : Ceil(loads * 4, group_lanes);
   int chunk_registers = tensor_cores ? row_tiles * 8 : lane_rows * 4;
   int chunk_bytes = chunk_registers * 4 * product_threads;
   int states_at = weights_at + (weight_chunks - register_chunks) * chunk_bytes;
-  int shared_bytes = states_at + warps * warp_states * 16;
+  int window_at = states_at + warps * warp_states * 16;
+  int tile_values = (sum_warps > 0 ? 1 + passed / row_parts : carries) * units * 8;
+  int shared_bytes = window_at + window * tile_values * 4;
 
   // Registers of a product thread for all but the weights that it keeps.
-  int other_registers = 48 + (asks_ahead ? 16 + 8 * loads : 4 * loads) +
+  int other_registers = (asks_ahead && sum_warps == 0 ? 36 : 48) +
+                        (asks_ahead ? 16 + 8 * loads : 4 * loads) +
                         (tensor_cores ? 4 * row_tiles * chains : (lane_rows + 4) * batch_tile);
 
   // The same for all threads: each quarter of a multiprocessor has 512 for every lane of its warps.
   int all_warps = warps + pointwise_warps + sum_warps + beside_warps;
   int thread_registers = 512 / ((all_warps + 3) / 4) / 8 * 8;
 
+  // Where rows gather: how many tiles before its own one may be whose carries are not proved to be
+  // written when a set begins with its tile (carry_window.cuh), and the smallest window.
+  JAXSPARSE_INLINE constexpr int Unproven() const { return stages + 2 * sets - 1; }
+  JAXSPARSE_INLINE constexpr int LeastWindow() const { return PowerOfTwo(Unproven() + stages); }
+
  private:
+  JAXSPARSE_INLINE static constexpr int PowerOfTwo(int least) {
+    int power = 1;
+    while (power < least) power *= 2;
+    return power;
+  }
   JAXSPARSE_INLINE static constexpr int Ceil(int a, int b) { return (a + b - 1) / b; }
 };
 

@@ -23,26 +23,32 @@ __device__ __forceinline__ void AskForStates(const StatePlace (&places)[kLoads],
   }
 }
 
-// Until all that was asked for is there, or the watchdog times out. The second look comes as late
-// as the backoff says, others at once.
+// Whether words that a warp asked for are not there yet.
 template <int kLoads>
-__device__ __forceinline__ void AwaitStates(const StatePlace (&places)[kLoads], Words4 (&x)[kLoads],
-                                            Backoff* backoff, Watchdog* watchdog) {
-  watchdog->Begin();
-  for (int looks = 0;; ++looks) {
-    bool missing = false;
+__device__ __forceinline__ bool IsMissing(const StatePlace (&places)[kLoads],
+                                          const Words4 (&x)[kLoads]) {
+  bool missing = false;
 #pragma unroll
-    for (int j = 0; j < kLoads; ++j) missing |= places[j].is_polled && !IsWritten(x[j]);
-    if (!__any_sync(kAllLanes, missing)) {
-      if (looks > 0) backoff->Adapt(looks > 1);
-      return;
-    }
-    if (looks == 0) backoff->Wait();
-    if (looks > 0 && __any_sync(kAllLanes, watchdog->TimesOut())) return;
+  for (int j = 0; j < kLoads; ++j) missing |= places[j].is_polled && !IsWritten(x[j]);
+  return __any_sync(kAllLanes, missing);
+}
+
+// Until all that was asked for is there, or the watchdog times out. The second look comes as late
+// as the backoff says, others at once. How many looks were in vain, by which a backoff adapts.
+template <int kLoads>
+__device__ __forceinline__ int LookForStates(const StatePlace (&places)[kLoads],
+                                             Words4 (&x)[kLoads], const Backoff& backoff,
+                                             Watchdog* watchdog) {
+  if (!IsMissing(places, x)) return 0;
+  watchdog->Begin();
+  backoff.Wait();
+  for (int looks = 1;; ++looks) {
 #pragma unroll
     for (int j = 0; j < kLoads; ++j) {
       LoadRelaxedIf(places[j].is_polled && !IsWritten(x[j]), places[j].from, &x[j]);
     }
+    if (!IsMissing(places, x)) return looks;
+    if (__any_sync(kAllLanes, watchdog->TimesOut())) return 0;
   }
 }
 

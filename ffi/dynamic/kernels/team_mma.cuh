@@ -14,7 +14,12 @@ namespace jaxsparse {
 // Where a warp's part of the products has a row of the matrix and a row of the tile. A tensor
 // core's tiles are written without conflicts of banks, and units beside each other read without.
 __device__ __forceinline__ int PlaceOfProduct(int row, int tile_row) {
-  return row * kTileRows + (tile_row ^ row / 4 % 4 * 2);
+  const auto group = static_cast<uint32_t>(row) / 4;
+  return row * kTileRows + (tile_row ^ static_cast<int>(group % 4 * 2));
+}
+// The place so many rows behind one, a multiple of 8.
+__device__ __forceinline__ int PlaceBehind(int rows, int place) {
+  return (place ^ rows / 4 % 4 * 2) + rows * kTileRows;
 }
 
 template <typename Plan, typename Matrix>

@@ -27,19 +27,22 @@ class TilesOfTeam {
   static constexpr ScriptForm kForm{.width = kTileRows, .slots = Plan::kSlots};
 
  public:
-  __device__ __forceinline__ explicit TilesOfTeam(const GraphScanProblem& p)
-      : group_(static_cast<int>(blockIdx.x / Plan::kBlocks)) {
+  // From the team's tile with that number on.
+  __device__ __forceinline__ explicit TilesOfTeam(const GraphScanProblem& p, int number = 0)
+      : group_(static_cast<int>(blockIdx.x / Plan::kBlocks)), done_(number) {
     Enter(p);
   }
 
-  __device__ __forceinline__ TeamTile Next(const GraphScanProblem& p) {
-    while (done_ >= end_ - first_ && group_ < p.groups) {
+  // The next tile. The one after it comes so many steps later.
+  __device__ __forceinline__ TeamTile Next(const GraphScanProblem& p, int steps = 1) {
+    while (done_ >= count_ && group_ < p.groups) {
+      done_ -= count_;
       group_ += Plan::kScans;
       Enter(p);
     }
-    const int number = kFalling ? end_ - 1 - done_ : first_ + done_;
-    ++done_;
-    return {number, first_, end_, group_ < p.groups};
+    const int number = kFalling ? first_ + count_ - 1 - done_ : first_ + done_;
+    done_ += steps;
+    return {number, first_, first_ + count_, group_ < p.groups};
   }
 
   // What the record says of a row's source, or -1 where there is no tile.
@@ -47,19 +50,23 @@ class TilesOfTeam {
                                                    int row, int slot) {
     return tile.exists ? RecordOf(p, tile)[kRecordSources + row * Plan::kSlots + slot] : -1;
   }
-  // How many tiles later the one comes that it waits for in falling order: 0 if there is none.
+  // What the record says that a tile waits for, and how many tiles later in falling order that
+  // comes: 0 if there is none.
   __device__ __forceinline__ static int LoadWait(const GraphScanProblem& p, const TeamTile& tile) {
-    const int wait = tile.exists ? RecordOf(p, tile)[kRecordWait] : -1;
+    return tile.exists ? RecordOf(p, tile)[kRecordWait] : -1;
+  }
+  __device__ __forceinline__ static int TilesUntil(const TeamTile& tile, int wait) {
     return wait > tile.number && wait < tile.end ? wait - tile.number : 0;
   }
 
   __device__ __forceinline__ static SourceRow Checked(const GraphScanProblem& p,
                                                       const TeamTile& tile, int source) {
-    const int64_t computed = int64_t{source} - p.leaves;
+    // In 32 bits, which rows of all tiles have room in: less than 0 it is a leaf, or none.
+    const int computed = static_cast<int>(static_cast<uint32_t>(source) - p.leaves);
+    const uint32_t after = static_cast<uint32_t>(computed) - tile.first * kTileRows;
+    const bool is_before = after < static_cast<uint32_t>((tile.number - tile.first) * kTileRows);
     const bool is_leaf = source >= 0 && computed < 0;
-    const bool is_before =
-        computed >= int64_t{tile.first} * kTileRows && computed < int64_t{tile.number} * kTileRows;
-    return {is_leaf ? source : computed, is_leaf, is_leaf || is_before};
+    return {is_leaf ? source : computed, is_leaf, source >= 0 && (is_leaf || is_before)};
   }
 
   // How many tiles any team makes.
@@ -70,21 +77,24 @@ class TilesOfTeam {
  private:
   __device__ __forceinline__ static const int32_t* RecordOf(const GraphScanProblem& p,
                                                             const TeamTile& tile) {
-    return p.records + tile.number * kForm.RecordWords();
+    // A script has less than 2^31 words.
+    return p.records +
+           static_cast<uint32_t>(tile.number) * static_cast<uint32_t>(kForm.RecordWords());
   }
   __device__ __forceinline__ static int GroupTile(const GraphScanProblem& p, int group) {
     const int tile = p.group_tiles[group];
     return tile < 0 ? 0 : tile < p.tiles ? tile : p.tiles;
   }
   __device__ __forceinline__ void Enter(const GraphScanProblem& p) {
-    done_ = first_ = end_ = 0;
+    first_ = count_ = 0;
     if (group_ >= p.groups) return;
     first_ = GroupTile(p, group_);
-    end_ = GroupTile(p, group_ + 1);
+    const int end = GroupTile(p, group_ + 1);
+    count_ = end > first_ ? end - first_ : 0;
   }
 
-  int group_;
-  int done_ = 0, first_ = 0, end_ = 0;
+  int group_, done_;
+  int first_ = 0, count_ = 0;  // tiles of the group
 };
 
 }  // namespace jaxsparse

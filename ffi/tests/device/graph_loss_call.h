@@ -24,6 +24,7 @@ inline int RunCall(const std::string& folder, void (*kernel)(const GraphLossProb
   ScriptForm form;
   form.leaves = next(), form.tiles = next(), form.slots = next(), form.groups = next();
   form.width = kTileRows;
+  const bool has_sums = form.tiles > next();
   const int64_t teams = next(), rows = form.tiles * form.width;
   emulated::ConcurrentLaunch launch;
   launch.blocks = static_cast<int>(next());
@@ -73,10 +74,10 @@ inline int RunCall(const std::string& folder, void (*kernel)(const GraphLossProb
     std::fill(results[result].begin(), results[result].end(), 0);
     return FloatsOf(results[result++]);
   };
-  back.sums = floats[array++].data();
+  if (has_sums) back.sums = floats[array++].data();
   back.leaf_sums = zeros();
   for (int64_t c = 0; c < carries; ++c) {
-    back.carries[c] = floats[array++].data();
+    if (has_sums) back.carries[c] = floats[array++].data();
     back.leaf_carries[c] = zeros();
     p.carries[c] = floats[array++].data();
   }

@@ -16,7 +16,7 @@
 
 namespace jaxsparse {
 
-alignas(16) __shared__ Words4 shared[8192];
+alignas(16) __shared__ Words4 shared[16384];
 
 // What the FFI target does (dynamic/dynamic_scan_ffi.cc), with arrays in its order.
 inline int RunCall(const std::string& folder, void (*kernel)(const GraphScanProblem)) {
@@ -27,7 +27,7 @@ inline int RunCall(const std::string& folder, void (*kernel)(const GraphScanProb
   ScriptForm form;
   form.leaves = next(), form.tiles = next(), form.slots = next(), form.groups = next();
   form.width = kTileRows;
-  const int64_t teams = next();
+  const int64_t window = next(), teams = next();
   emulated::ConcurrentLaunch launch;
   launch.blocks = static_cast<int>(next());
   launch.threads = static_cast<int>(next());
@@ -50,8 +50,9 @@ inline int RunCall(const std::string& folder, void (*kernel)(const GraphScanProb
   std::vector<std::vector<float>> sums(
       static_cast<size_t>(1 + carries),
       std::vector<float>(static_cast<size_t>(form.tiles * form.width * hidden)));
+  const bool has_sums = emits && form.tiles > window;
+  if (has_sums) p.sums = sums[0].data();
   if (emits) {
-    p.sums = sums[0].data();
     p.leaf_sums = FloatsOf(results[result]);
     std::fill(results[result].begin(), results[result].end(), 0), ++result;
   } else {
@@ -59,7 +60,7 @@ inline int RunCall(const std::string& folder, void (*kernel)(const GraphScanProb
   }
   for (int64_t c = 0; c < carries; ++c, ++result) {
     if (emits) {
-      p.carries[c] = sums[static_cast<size_t>(1 + c)].data();
+      if (has_sums) p.carries[c] = sums[static_cast<size_t>(1 + c)].data();
       p.leaf_carries[c] = FloatsOf(results[result]);
       std::fill(results[result].begin(), results[result].end(), 0);
     } else {

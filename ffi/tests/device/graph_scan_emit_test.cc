@@ -26,8 +26,11 @@ class EmitTest : public GraphOperands<Step, Plan> {
     GraphScanProblem p = Base::Problem();
     p.weights.row_stride = Step::kStates * kHidden;
     p.weights.column_stride = 1;
-    p.sums = sums_.data();
-    p.carries[0] = carries_.data();
+    // Or else nothing is added there.
+    if (script_.AllTiles() > Plan::kSizes.window) {
+      p.sums = sums_.data();
+      p.carries[0] = carries_.data();
+    }
     p.leaf_sums = leaf_sums_.data();
     p.leaf_carries[0] = leaf_carries_.data();
     return p;
@@ -67,7 +70,9 @@ class EmitTest : public GraphOperands<Step, Plan> {
     float products[1] = {static_cast<float>(sum)}, carry[kSlots] = {static_cast<float>(carry_sum)};
     float inputs[4], states[Step::kStates] = {}, outputs[3] = {};
     Base::InputsOf(row, unit, inputs);
-    Step::Apply(products, carry, inputs, states, outputs);
+    float prepared[Step::kPrepared + 1];
+    Step::Prepare(inputs, prepared);
+    Step::Finish(products, carry, prepared, states, outputs);
     const bool is_real = Base::IsReal(row);
     for (int s = 0; s < Step::kStates; ++s) {
       const State got = this->states_[(row * Step::kStates + s) * kHidden + unit];
@@ -120,6 +125,19 @@ int main() {
     Tree({.script = {.tiles = 0, .groups = 1}});
     Tree({.script = {.tiles = 9, .groups = 3, .is_damaged = true}});
     Tree({.script = {.tiles = 9, .groups = 3}, .missing = 1});
+  }
+  {  // rows that emit farther than the window, and more of them to each source
+    constexpr auto Tree = Test<TreeAdjointStep, TreeArrays, bfloat16, 32, 4,
+                               TeamOptions{16, 2, 2, 2, 1, 2, false, false, 0, 2}>;
+    Tree({.script = {.leaves = 2, .tiles = 24, .groups = 2}});
+    constexpr auto Chain = Test<ChainStep, NoArrays, bfloat16, 16, 1,
+                                TeamOptions{8, 1, 2, 4, 1, 1, true, false, 0, 1}>;
+    Chain({.script = {.leaves = 1, .tiles = 24, .groups = 2}, .backwards = true});
+  }
+  {  // 8 warps for steps and 8 for sums
+    constexpr auto Tree = Test<TreeAdjointStep, TreeArrays, bfloat16, 64, 2,
+                               TeamOptions{32, 2, 8, 3, 3, 1, false, false, 0, 8}>;
+    Tree({.script = {.tiles = 9, .groups = 1}});
   }
   {  // a last block with fewer units, several items of a thread, weights in shared memory
     constexpr auto Tree = Test<TreeAdjointStep, TreeArrays, float16, 40, 2,

@@ -114,6 +114,24 @@ int main() {
     Chain({.script = {.tiles = 12}, .has_nan = true});
     Chain({.script = {.tiles = 12}, .backwards = true});
   }
+  {  // two sets that take tiles in turn, warps that are held up, and a window of a few tiles
+    constexpr auto Tree =
+        Test<TreeStep, TreeArrays, bfloat16, 24, 2,
+             TeamOptions{8, 2, 4, 3, 1, 2, true, false, 40000, 0, /*window=*/16, /*sets=*/2}>;
+    Tree({.script = {.tiles = 45, .groups = 3}});
+    Tree({.script = {.tiles = 45, .unused = 0, .groups = 2}, .backwards = true});
+    Tree({.script = {.tiles = 24, .nearest = 2}});
+    Tree({.script = {.tiles = 60, .groups = 1, .nearest = 12}});  // as far as the window reaches
+    Tree({.script = {.tiles = 1, .groups = 1}});
+    Tree({.script = {.tiles = 30, .groups = 3, .is_damaged = true}});
+    Tree({.script = {.tiles = 9, .groups = 3}, .missing = 1});
+  }
+  {  // two sets without a window, of two stages
+    constexpr auto Tree =
+        Test<TreeStep, TreeArrays, bfloat16, 16, 2,
+             TeamOptions{8, 1, 2, 2, 1, 1, false, false, 3000, 0, /*window=*/0, /*sets=*/2}>;
+    Tree({.script = {.tiles = 30, .groups = 2}});
+  }
   {  // float32, some weights in shared memory
     constexpr auto Tree =
         Test<TreeStep, TreeArrays, float, 40, 2, TeamOptions{16, 2, 2, 3, 1, 2, true}>;

@@ -47,17 +47,23 @@ struct TreeArrays {
 
 // The same the other way round: of what has come to a row, and to its carry, it makes the states
 // that go to its sources by the weights, and what goes to their carries.
+// It is made in two parts: of the inputs, and of the rest.
 struct TreeAdjointStep {
   static constexpr int kProducts = 1, kStates = 5, kCarries = 1, kInputs = 4, kOutputs = 3;
-  static void Apply(const float* product, float* carry, const float* input, float* state,
-                    float* output) {
-    const float sum = carry[0] + ops::Tanh(product[0] + input[3]);
-    for (int g = 0; g < 4; ++g) state[g] = ops::Tanh(sum * (g - 1.5f) + input[g % 3]);
+  static constexpr int kPrepared = 5;
+  static void Prepare(const float* input, float* prepared) {
+    std::copy(input, input + 4, prepared);
+    prepared[4] = ops::Logistic(input[0]);
+  }
+  static void Finish(const float* product, float* carry, const float* prepared, float* state,
+                     float* output) {
+    const float sum = carry[0] + ops::Tanh(product[0] + prepared[3]);
+    for (int g = 0; g < 4; ++g) state[g] = ops::Tanh(sum * (g - 1.5f) + prepared[g % 3]);
     state[4] = product[0] * 0.5f;
     output[0] = product[0];
     output[1] = sum;
     output[2] = carry[0];
-    carry[0] = sum * ops::Logistic(input[0]);
+    carry[0] = sum * prepared[4];
     carry[1] = 0.5f * sum + 0.25f;
   }
 };
@@ -67,6 +73,12 @@ struct ChainStep {
   static constexpr int kProducts = 1, kStates = 1, kCarries = 0, kInputs = 0, kOutputs = 0;
   static void Apply(const float* product, float*, const float*, float* state, float*) {
     state[0] = ops::Tanh(product[0] + 0.5f);
+  }
+  static constexpr int kPrepared = 0;
+  static void Prepare(const float*, float*) {}
+  static void Finish(const float* product, float* carry, const float*, float* state,
+                     float* output) {
+    Apply(product, carry, nullptr, state, output);
   }
 };
 struct NoArrays {
@@ -79,6 +91,7 @@ struct NoArrays {
 struct RandomScript {
   int leaves = 5, tiles = 6, unused = 2, groups = 2;
   bool is_damaged = false;
+  int nearest = 1;  // how many tiles before a row its sources are at least
 
   std::vector<int32_t> Words(int slots) const {
     const ScriptForm form = FormOf(slots);
@@ -93,7 +106,7 @@ struct RandomScript {
         const int rows = 1 + below(kTileRows);
         for (int row = 0; row < rows; ++row) {
           for (int k = 0; k < slots; ++k) {
-            const int before = (tile - FirstTile(g)) * kTileRows;
+            const int before = (tile + 1 - nearest - FirstTile(g)) * kTileRows;
             const int computed = before > 0 ? FirstTile(g) * kTileRows + below(before) : 0;
             const bool takes_computed = before > 0 && below(3) > 0 && is_row[computed];
             const bool is_none = k > 0 && below(4) == 0;

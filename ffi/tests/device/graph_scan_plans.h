@@ -13,6 +13,8 @@ struct TeamOptions {
   bool asks_ahead = false, barrier = false;
   unsigned most_delay = 0;
   int sum_warps = 0;  // where rows emit
+  int window = 8;
+  int sets = 1;  // where rows gather
 };
 
 // What ffi/dynamic/team_plan.cc and jaxsparse/dynamic/engine.py print.
@@ -30,8 +32,11 @@ struct TeamPlan {
                                                .units = kOptions.units,
                                                .warps = kOptions.warps,
                                                .pointwise_warps = kOptions.pointwise_warps,
+                                               .sets = kOptions.sets,
+                                               .carries = kEmits ? 0 : Step::kCarries / kSlotCount,
                                                .sum_warps = kOptions.sum_warps,
                                                .passed = kEmits ? kSlotCount * Step::kCarries : 0,
+                                               .window = kOptions.window,
                                                .stages = kOptions.stages,
                                                .register_chunks = kOptions.register_chunks,
                                                .asks_ahead = kOptions.asks_ahead}};

@@ -370,6 +370,17 @@ inline int __reduce_max_sync(unsigned mask, int x) {
   }
   return x;
 }
+inline unsigned __reduce_or_sync(unsigned mask, unsigned x) {
+  for (int distance = 1; distance < 32; distance *= 2) x |= __shfl_xor_sync(mask, x, distance);
+  return x;
+}
+inline unsigned __match_any_sync(unsigned mask, int x) {
+  unsigned alike = 0;
+  for (int lane = 0; lane < 32; ++lane) {
+    if (__shfl_sync(mask, x, lane) == x) alike |= 1u << lane;
+  }
+  return alike;
+}
 // Of threads that take turns.
 template <typename T>
 void atomicAdd(T* to, T x) {

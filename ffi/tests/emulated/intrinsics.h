@@ -28,7 +28,16 @@ inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z,
 inline float __uint_as_float(uint32_t x) { return std::bit_cast<float>(x); }
 inline uint32_t __float_as_uint(float x) { return std::bit_cast<uint32_t>(x); }
 inline float __fdividef(float x, float y) { return x / y; }
+inline unsigned __byte_perm(unsigned x, unsigned y, unsigned places) {
+  const unsigned long long bytes = static_cast<unsigned long long>(y) << 32 | x;
+  unsigned picked = 0;
+  for (int i = 0; i < 4; ++i) {
+    picked |= static_cast<unsigned>(bytes >> (places >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+  }
+  return picked;
+}
 inline int __popc(unsigned x) { return std::popcount(x); }
+inline int __clz(int x) { return std::countl_zero(static_cast<unsigned>(x)); }
 inline int __ffs(int x) { return std::countr_zero(static_cast<unsigned>(x)) % 32 + (x != 0); }
 inline unsigned __umulhi(unsigned x, unsigned y) {
   return static_cast<unsigned>(uint64_t{x} * y >> 32);

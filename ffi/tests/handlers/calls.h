@@ -418,9 +418,10 @@ inline TestCall GraphLossCall(const std::string& dtype, int64_t tiles = 3) {
                   {"carry", "float32", {kLeaves, kUnits}},
                   {"output", dtype, {rows, 3, kUnits}}};
   const int64_t bytes = dtype == "float32" ? 4 : 2;
-  const LossWorkspace workspace(kTeams, 1, rows * kUnits, rows * kUnits * (5 * bytes + 4));
+  const LossWorkspace workspace(kTeams, 2, 1, rows * kUnits, rows * kUnits * (5 * bytes + 4));
   call.results.push_back({"workspace", "uint8", {workspace.Bytes()}});
-  call.attributes = {{"products", kProducts},
+  call.attributes = {{"window", int64_t{1}},
+                     {"products", kProducts},
                      {"slots", kSlots},
                      {"leaves", kLeaves},
                      {"tiles", tiles},

@@ -45,6 +45,10 @@ void StoreSharedIf(bool condition, uint32_t address, T x) {
   if (condition) SharedAt<T>(address) = x;
 }
 
+inline void LoadSharedIf(bool condition, uint32_t address, float* to) {
+  if (condition) *to = SharedAt<float>(address);
+}
+
 // Where so many words lie, whose address an instruction wants to be a multiple of their size.
 template <int kWords>
 uint32_t* WordsAt(uint32_t address) {
