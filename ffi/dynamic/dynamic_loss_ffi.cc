@@ -37,7 +37,7 @@ struct DynamicLossCall {
   std::vector<ScanArrays::Input> inputs;
   std::vector<SavedArray> saved;
   std::vector<size_t> read;  // inputs that the second pass reads, too
-  Array losses, of_logits, states, of_products, of_leaf_states;
+  Array losses, of_logits, of_leaves, states, of_products, of_leaf_states;
   std::vector<Array> of_leaf_carries;
   std::vector<ScanArrays::Output> outputs;  // of the second pass
 
@@ -63,6 +63,7 @@ void ParseResults(CallParser& call, int64_t carries, ElementType& dtype, Dimensi
   ElementType float32 = {ffi::F32};
   c->losses = call.Result("losses", float32, {leaves + rows});
   c->of_logits = call.Result("logits", float32, {leaves + rows, classes});
+  c->of_leaves = call.Result("leaves", float32, {leaves, 1, h});
   c->states = call.Result("states", dtype, {rows, 1, h});
   c->of_products = call.Result("products", dtype, {rows, c->products, h});
   c->of_leaf_states = call.Result("reached", float32, {leaves, 1, h});
@@ -195,6 +196,7 @@ GraphLossProblem ProblemOf(const DynamicLossCall& c, int64_t entry) {
   p.labels = reinterpret_cast<const int32_t*>(at(c.labels, sizeof(int32_t)));
   p.losses = reinterpret_cast<float*>(at(c.losses, sizeof(float)));
   p.of_logits = reinterpret_cast<float*>(at(c.of_logits, sizeof(float)));
+  p.of_leaves = reinterpret_cast<float*>(at(c.of_leaves, sizeof(float)));
   p.of_states = reinterpret_cast<float*>(c.workspace + c.Workspace().OfStatesAt());
   return p;
 }

@@ -6,8 +6,9 @@
 //   logits = states[v] * head_weights + head_bias
 //   losses[v] = log(sum of exp(logits)) - logits[labels[v]]
 //   of_logits[v] = softmax(logits) - onehot(labels[v])
-//   of_states[v] = of_logits[v] * transposed head_weights       of computed rows: read by the
-//   adjoint
+//   of_states[v] = of_logits[v] * transposed head_weights
+//
+// The adjoint reads the last one of computed rows; that of leaves is a result.
 //
 // Of other rows all of it is zero.
 #pragma once
@@ -30,6 +31,7 @@ struct GraphLossProblem {
   // other's there.
   float* of_logits = nullptr;
   float* of_states = nullptr;  // (computed rows, h), workspace
+  float* of_leaves = nullptr;  // (leaves, h)
 };
 // What a kernel can be told.
 static_assert(sizeof(GraphLossProblem) <= 4096);

@@ -22,11 +22,7 @@ from jaxsparse.dynamic.heads import (
     mean_of,
 )
 from jaxsparse.dynamic.loss_primitive import Operands, Results, loss_bind
-from jaxsparse.dynamic.loss_primitive.plain import (
-    cotangents_of_states,
-    labelled_rows,
-    states_by_scan,
-)
+from jaxsparse.dynamic.loss_primitive.plain import labelled_rows, states_by_scan
 from jaxsparse.dynamic.loss_primitive.steps import steps_of
 from jaxsparse.dynamic.primitive.operands import FULL
 from jaxsparse.dynamic.primitive.row_products import products_of_rows
@@ -169,7 +165,7 @@ def _inner_products(
 ) -> Iterator[jax.Array]:
     """Of the gradient of the sum of losses by each operand that moves, and the tangent of that."""
     steps = steps_of(params["step"], params["active"], params["wide"])
-    leaves, wide = params["form"].leaves, made.losses.dtype
+    wide = made.losses.dtype
 
     def inner(gradient: Any, tangent: Any) -> jax.Array:
         # A tangent repeats where its operand does.
@@ -197,8 +193,7 @@ def _inner_products(
     if _moves(dx.head_bias):
         yield inner(jnp.sum(made.logits, 0), dx.head_bias)
     if _moves(dx.state):
-        of_own = cotangents_of_states(made.logits[:leaves], x.head_weights, params["precision"])
-        yield inner(made.reached + of_own[:, None], dx.state)
+        yield inner(made.leaves + made.reached, dx.state)
     for gradient, tangent in zip(made.carries, dx.carries, strict=True):
         if _moves(tangent):
             yield inner(gradient, tangent)

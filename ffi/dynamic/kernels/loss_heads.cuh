@@ -101,7 +101,9 @@ class LossHeads {
     const int warp = static_cast<int>(blockIdx.x) * kWarps + warp_;
     for (int leaf = warp; leaf < p.gather.leaves; leaf += Plan::kScans * Plan::kBlocks * kWarps) {
       const auto* states = static_cast<const State*>(p.gather.leaf_states);
-      Head(p, leaf, states + int64_t{leaf} * kSizes.hidden);
+      float of_logits[kLaneClasses];
+      Head(p, leaf, states + int64_t{leaf} * kSizes.hidden, of_logits);
+      GradientOfLeaf(p, leaf, of_logits);
     }
   }
 
@@ -116,14 +118,18 @@ class LossHeads {
       }
       const int64_t computed = int64_t{tile.number} * kTileRows + row;
       const auto* states = static_cast<const State*>(p.gather.states);
-      Head(p, p.gather.leaves + computed, states + computed * kSizes.hidden);
+      float of_logits[kLaneClasses];
+      Head(p, p.gather.leaves + computed, states + computed * kSizes.hidden, of_logits);
     }
   }
 
-  __device__ __forceinline__ void Head(const GraphLossProblem& p, int64_t row, const State* state) {
+  // Makes the loss of a row, and publishes its gradient by the logits, of which each lane has some.
+  __device__ __forceinline__ void Head(const GraphLossProblem& p, int64_t row, const State* state,
+                                       float (&logits)[kLaneClasses]) {
     const int label = p.labels[row];
-    float logits[kLaneClasses] = {};
     if (label == -1) {
+#pragma unroll
+      for (int i = 0; i < kLaneClasses; ++i) logits[i] = 0;
       Publish(p, row, logits);
       if (lane_ == 0) p.losses[row] = 0;
       return;
@@ -208,6 +214,26 @@ class LossHeads {
     for (int i = 0; i < kLaneClasses; ++i) {
       const int c = i * kWarp + lane_;
       if (c < kClasses) StoreRelaxed(to + c, ToWord(of_logits[i]));
+    }
+  }
+
+  // By the state of a leaf.
+  __device__ __forceinline__ void GradientOfLeaf(const GraphLossProblem& p, int leaf,
+                                                 const float (&of_logits)[kLaneClasses]) const {
+    const auto* weights = reinterpret_cast<const State*>(weights_);
+    for (int unit = lane_; unit - lane_ < kSizes.hidden; unit += kWarp) {
+      float sum = 0;
+#pragma unroll
+      for (int i = 0; i < kLaneClasses; ++i) {
+        const int end = kClasses - i * kWarp < kWarp ? kClasses - i * kWarp : kWarp;
+        for (int c = 0; c < end; ++c) {
+          const float of_logit = __shfl_sync(kAllLanes, of_logits[i], c);
+          if (unit >= kSizes.hidden) continue;
+          const State weight = weights[(i * kWarp + c) * kSizes.hidden + unit];
+          sum = fmaf(of_logit, ToAccumulator(weight), sum);
+        }
+      }
+      if (unit < kSizes.hidden) p.of_leaves[int64_t{leaf} * kSizes.hidden + unit] = sum;
     }
   }
 

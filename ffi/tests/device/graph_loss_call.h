@@ -66,6 +66,7 @@ inline int RunCall(const std::string& folder, void (*kernel)(const GraphLossProb
   loss.of_logits = FloatsOf(results[result++]);
   std::memset(loss.of_logits + form.leaves * classes, 0xff,
               static_cast<size_t>(rows * classes * 4));
+  loss.of_leaves = FloatsOf(results[result++]);
   p.states = results[result].data();
   std::memset(p.states, 0xff, results[result++].size());
   back.states = results[result].data();

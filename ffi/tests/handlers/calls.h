@@ -412,6 +412,7 @@ inline TestCall GraphLossCall(const std::string& dtype, int64_t tiles = 3) {
                    {"input", "float32", {1, 7, kUnits}}};
   call.results = {{"losses", "float32", {kLeaves + rows}},
                   {"logits", "float32", {kLeaves + rows, kClasses}},
+                  {"leaves", "float32", {kLeaves, 1, kUnits}},
                   {"states", dtype, {rows, 1, kUnits}},
                   {"products", dtype, {rows, kProducts, kUnits}},
                   {"reached", "float32", {kLeaves, 1, kUnits}},

@@ -30,9 +30,10 @@ class Results(NamedTuple):
 
     losses: Any  # of all rows, leaves first
     logits: Any  # their gradient, (all rows, C)
+    leaves: Any  # the gradient by their states of their own losses, (F, 1, h)
     states: Any  # of the computed rows, (rows, 1, h)
     products: Any  # their gradient, (rows, P, h)
-    reached: Any  # the gradient of the states of leaves less that of their own losses, (F, 1, h)
+    reached: Any  # the gradient by the states of leaves of all other losses, (F, 1, h)
     carries: list[Any]  # the gradient of those of leaves, (F, h) each
     outputs: list[Any]  # of the adjoint, (rows, parts, h) each
 
@@ -52,15 +53,15 @@ def joined(x: Operands) -> list[Any]:
 
 def split_results(results: Sequence[Any], params: dict[str, Any]) -> Results:
     """The primitive's results by their roles."""
-    losses, logits, states, products, reached, *rest = results
+    losses, logits, leaves, states, products, reached, *rest = results
     carries = params["step"].carries
-    first = losses, logits, states, products, reached
+    first = losses, logits, leaves, states, products, reached
     return Results(*first, rest[:carries], rest[carries:])
 
 
 def joined_results(x: Results) -> list[Any]:
     """The primitive's results in their order."""
-    return [*x[:5], *x.carries, *x.outputs]
+    return [*x[:6], *x.carries, *x.outputs]
 
 
 def signature(params: dict[str, Any]) -> Signature:
@@ -84,6 +85,7 @@ def signature(params: dict[str, Any]) -> Signature:
     results = [
         ("losses", f"{rows}"),
         ("logits", f"{rows} c"),
+        ("leaves", f"{given} 1 h"),
         ("states", f"{computed} 1 h"),
         ("products", f"{computed} {step.products} h"),
         ("reached", f"{given} 1 h"),
@@ -104,7 +106,7 @@ def result_dtypes(avals: Any, params: dict[str, Any]) -> list[Any]:
     wide, step = accumulator_dtype(narrow), params["step"]
     adjoint = steps_of(step, params["active"], params["wide"]).adjoint
     return [
-        *(wide, wide, narrow, narrow),
+        *(wide, wide, wide, narrow, narrow),
         *(wide,) * (1 + step.carries),
         *(wide if w else narrow for w in adjoint.wide_outputs),
     ]

@@ -71,10 +71,11 @@ def _losses(*operands: Any, binder: Callable[..., Any], **params: Any) -> list[A
     rows = labelled_rows(x, made.states)
     logits = logits_of(rows, x.head_weights, x.head_bias, params["precision"])
     of_logits = cotangents_of_logits(logits, x.labels)
-    of_states = cotangents_of_states(
-        of_logits[params["form"].leaves :], x.head_weights, params["precision"]
+    of_states = logits_of(
+        of_logits, x.head_weights.T, jnp.zeros((), of_logits.dtype), params["precision"]
     )
-    inputs = steps.inputs(made.outputs, x.inputs, of_states[:, None])
+    leaves = params["form"].leaves
+    inputs = steps.inputs(made.outputs, x.inputs, of_states[leaves:, None])
     back = scan_bind(
         Operands(x.weights, x.words, None, (), tuple(inputs)),
         **options,
@@ -86,6 +87,7 @@ def _losses(*operands: Any, binder: Callable[..., Any], **params: Any) -> list[A
         Results(
             losses_of(logits, x.labels),
             of_logits,
+            of_states[:leaves, None],
             made.states,
             back.states,
             back.reached,
@@ -93,8 +95,3 @@ def _losses(*operands: Any, binder: Callable[..., Any], **params: Any) -> list[A
             back.outputs,
         )
     )
-
-
-def cotangents_of_states(of_logits: Any, head_weights: Any, precision: Any) -> Any:
-    """The gradient by the states of rows (rows, h), of that by their logits."""
-    return logits_of(of_logits, head_weights.T, jnp.zeros((), of_logits.dtype), precision)
