@@ -202,7 +202,7 @@ GraphLossProblem ProblemOf(const DynamicLossCall& c, int64_t entry) {
 }
 
 // What the kernel finds before it begins: what its blocks tell each other looks unwritten, and sums
-// are of nothing.
+// are of nothing. Losses that no block has made are NaN.
 std::string Clear(const DynamicLossCall& c, const GraphLossProblem& p, cudaStream_t stream) {
   const LossWorkspace workspace = c.Workspace();
   cudaError_t status = cudaSuccess;
@@ -213,6 +213,7 @@ std::string Clear(const DynamicLossCall& c, const GraphLossProblem& p, cudaStrea
   const int64_t row_bytes = c.hidden * c.state_bytes, float_bytes = sizeof(float);
   fill(p.gather.states, 0xff, c.Rows() * row_bytes);
   fill(p.emit.states, 0xff, c.Rows() * c.products * row_bytes);
+  fill(p.losses, 0xff, (c.form.leaves + c.Rows()) * float_bytes);
   fill(p.of_logits + c.form.leaves * c.classes, 0xff, c.Rows() * c.classes * float_bytes);
   fill(c.workspace, 0xff, workspace.launches.ClearedBytes());
   fill(c.workspace + workspace.SumsAt(0), 0, workspace.OfStatesAt() - workspace.SumsAt(0));
