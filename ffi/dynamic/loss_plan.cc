@@ -10,7 +10,7 @@
 namespace jaxsparse {
 namespace {
 
-constexpr int kHeadWarps = 4, kHeadRegisters = 72;
+constexpr int kHeadWarps = 4, kHeadRegisters = 80;
 constexpr double kHeads = 3.0;  // microseconds from the last state of all to what it emits
 
 // What shared memory has room for of both windows: first the one of carries, of near tiles.

@@ -383,8 +383,8 @@ std::vector<Target> Targets() {
     // Behind what a kernel reads of a script there may be more.
     sound.free_size = {"script 0"};
     for (const char* name :
-         {"products", "slots", "leaves", "tiles", "script_groups", "carries", "groups", "scans",
-          "blocks", "threads", "cluster", "shared_bytes", "exchange_bytes", "poll_delay",
+         {"window", "products", "slots", "leaves", "tiles", "script_groups", "carries", "groups",
+          "scans", "blocks", "threads", "cluster", "shared_bytes", "exchange_bytes", "poll_delay",
           "poll_delay_increase", "poll_delay_decrease", "wait_limit_ns"}) {
       sound.out_of_range.push_back({name, -1});
       if (std::string(name) != "wait_limit_ns") sound.out_of_range.push_back({name, kHuge});

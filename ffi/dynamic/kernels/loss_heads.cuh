@@ -46,7 +46,7 @@ class LossHeads {
   static constexpr int kLoads = (kSizes.hidden + kColumns - 1) / kColumns;
   // Tiles between a row's head and the gradient by its state: the time of an exchange.
   static constexpr int kBehind = 4;
-  static constexpr uint32_t kPollCycles = 200;
+  static constexpr uint32_t kPollCycles = 300;
   static constexpr int kMeeting = 5;  // a named barrier, of these warps alone
 
  public:
@@ -220,20 +220,28 @@ class LossHeads {
   // By the state of a leaf.
   __device__ __forceinline__ void GradientOfLeaf(const GraphLossProblem& p, int leaf,
                                                  const float (&of_logits)[kLaneClasses]) const {
+    constexpr int kTogether = 8;  // units of a lane
     const auto* weights = reinterpret_cast<const State*>(weights_);
-    for (int unit = lane_; unit - lane_ < kSizes.hidden; unit += kWarp) {
-      float sum = 0;
+    for (int first = lane_; first - lane_ < kSizes.hidden; first += kTogether * kWarp) {
+      float sums[kTogether] = {};
 #pragma unroll
       for (int i = 0; i < kLaneClasses; ++i) {
         const int end = kClasses - i * kWarp < kWarp ? kClasses - i * kWarp : kWarp;
         for (int c = 0; c < end; ++c) {
           const float of_logit = __shfl_sync(kAllLanes, of_logits[i], c);
-          if (unit >= kSizes.hidden) continue;
-          const State weight = weights[(i * kWarp + c) * kSizes.hidden + unit];
-          sum = fmaf(of_logit, ToAccumulator(weight), sum);
+          const State* row = weights + (i * kWarp + c) * kSizes.hidden;
+#pragma unroll
+          for (int n = 0; n < kTogether; ++n) {
+            const int unit = first + n * kWarp;
+            if (unit < kSizes.hidden) sums[n] = fmaf(of_logit, ToAccumulator(row[unit]), sums[n]);
+          }
         }
       }
-      if (unit < kSizes.hidden) p.of_leaves[int64_t{leaf} * kSizes.hidden + unit] = sum;
+#pragma unroll
+      for (int n = 0; n < kTogether; ++n) {
+        const int unit = first + n * kWarp;
+        if (unit < kSizes.hidden) p.of_leaves[int64_t{leaf} * kSizes.hidden + unit] = sums[n];
+      }
     }
   }
 

@@ -380,6 +380,7 @@ inline TestCall GraphScanCall(bool emits, const std::string& dtype, int64_t tile
   const GraphWorkspace workspace(kTeams, emits ? 2 : 0, rows * kUnits);
   call.results.push_back({"workspace", "uint8", {workspace.Bytes()}});
   call.attributes = {{"emits", emits},
+                     {"window", int64_t{1}},
                      {"products", kProducts},
                      {"slots", kSlots},
                      {"leaves", kLeaves},
