@@ -96,7 +96,10 @@ def emulated_loss(eqn, operands, folder):
     """A loss and its gradient."""
     said, form = planned(eqn), eqn.params["form"]
     hidden, classes = eqn.outvars[3].aval.shape[-1], eqn.outvars[1].aval.shape[-1]
-    sizes = [said["products"], hidden, said["carries"], classes, *launch_of(said, form)]
+    sizes = [said["products"], hidden, said["carries"], classes, said["labels_offset"]]
+    sizes += launch_of(said, form)
+    if said["labels_offset"] >= 0:
+        operands = [*operands[:2], *operands[3:]]
     saved = list(zip(said["saved"].split(), said["saved_dtypes"].split(), strict=True))
     more = [len(saved)]
     for parts, dtype in saved:
@@ -149,12 +152,15 @@ def test_a_program(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name, h, dtype, classes",
-    [("tree_lstm_with_x", 24, jnp.bfloat16, 5), ("chain", 16, jnp.float32, 35)],
+    "name, label, h, dtype, classes",
+    [
+        ("tree_lstm_with_x", "label", 24, jnp.bfloat16, 5),
+        ("every_child", "class", 16, jnp.float32, 35),
+    ],
 )
-def test_a_loss(name, h, dtype, classes, tmp_path):
+def test_a_loss(name, label, h, dtype, classes, tmp_path):
     """Value and gradient in one launch, of more classes than lanes too."""
-    case = LossCase(name, h, dtype, classes=classes, graphs=6, rows=14)
+    case = LossCase(name, h, dtype, classes=classes, label=label, graphs=12, rows=14)
 
     def program(operands, implementation):
         return jax.value_and_grad(case.loss)(operands, implementation=implementation)

@@ -2,6 +2,7 @@
 // is told what to launch; the last result is its workspace.
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -28,7 +29,8 @@ struct DynamicLossCall {
   int64_t teams = 1;
   char* workspace = nullptr;
   ScriptForm form;
-  int64_t window = 0;  // tiles whose sums lie in shared memory
+  int64_t window = 0;          // tiles whose sums lie in shared memory
+  int64_t labels_offset = -1;  // in the script; below 0 they are an operand
   int64_t products = 1, hidden = 0, classes = 0;
 
   int64_t state_bytes = 0;  // of an element
@@ -93,8 +95,10 @@ void ParseOperands(CallParser& call, int64_t carries, ElementType& dtype, Dimens
   if (!call.ok()) return;
   c->state_bytes = SizeOf(DTypeOf(dtype));
   c->weights = call.Operand("weights", dtype, {1, c->form.slots * h.size, c->products * h.size});
-  c->script = ParseScript(call, c->form);
-  c->labels = call.Operand("labels", {ffi::S32}, {leaves + c->Rows()});
+  const int64_t rows = leaves + c->Rows();
+  c->labels_offset = call.Integer("labels_offset", -1, kMostIndex);
+  c->script = ParseScript(call, std::max(c->form.RootsAt(), c->labels_offset + rows));
+  if (c->labels_offset < 0) c->labels = call.Operand("labels", {ffi::S32}, {rows});
   c->head_weights = call.Operand("head weights", dtype, {h, c->classes});
   c->head_bias = call.Operand("head bias", {ffi::F32}, {c->classes});
   c->leaf_states = call.Operand("state", dtype, {leaves, 1, h});
@@ -193,7 +197,9 @@ GraphLossProblem ProblemOf(const DynamicLossCall& c, int64_t entry) {
   p.emit = EmitOf(c, entry, p.gather);
   p.head_weights = at(c.head_weights, c.state_bytes);
   p.head_bias = reinterpret_cast<const float*>(at(c.head_bias, sizeof(float)));
-  p.labels = reinterpret_cast<const int32_t*>(at(c.labels, sizeof(int32_t)));
+  const Array& labels = c.labels_offset < 0 ? c.labels : c.script;
+  p.labels = reinterpret_cast<const int32_t*>(at(labels, sizeof(int32_t))) +
+             std::max<int64_t>(c.labels_offset, 0);
   p.losses = reinterpret_cast<float*>(at(c.losses, sizeof(float)));
   p.of_logits = reinterpret_cast<float*>(at(c.of_logits, sizeof(float)));
   p.of_leaves = reinterpret_cast<float*>(at(c.of_leaves, sizeof(float)));

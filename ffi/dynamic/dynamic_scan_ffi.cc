@@ -73,7 +73,7 @@ void ParseArrays(CallParser& call, DynamicScanCall* c) {
   c->weights = call.Operand("weights", dtype, {1, c->form.slots * h.size, columns});
   c->weight_row_stride = c->emits ? columns : 1;
   c->weight_column_stride = c->emits ? 1 : columns;
-  c->script = ParseScript(call, c->form);
+  c->script = ParseScript(call, c->form.RootsAt());
   if (!c->emits) {
     c->leaf_states = call.Operand("state", dtype, {leaves, 1, h});
     for (int64_t i = 0; i < carries; ++i) {

@@ -14,12 +14,12 @@ ScriptForm ParseScriptForm(CallParser& call) {
   return form;
 }
 
-Array ParseScript(CallParser& call, const ScriptForm& form) {
-  Dimension words("words");
-  const Array script = call.Operand("script", {ffi::S32}, {words});
-  if (call.ok() && words.size < form.RootsAt()) {
-    call.Fail("a script of its sizes has " + std::to_string(form.RootsAt()) +
-              " words or more, got " + std::to_string(words.size));
+Array ParseScript(CallParser& call, int64_t words) {
+  Dimension all("words");
+  const Array script = call.Operand("script", {ffi::S32}, {all});
+  if (call.ok() && all.size < words) {
+    call.Fail("a script of its sizes has " + std::to_string(words) + " words or more, got " +
+              std::to_string(all.size));
   }
   return script;
 }

@@ -12,8 +12,8 @@ namespace jaxsparse {
 // Of attributes.
 ScriptForm ParseScriptForm(CallParser& call);
 
-// A script that has all that a kernel reads of it.
-Array ParseScript(CallParser& call, const ScriptForm& form);
+// A script that has so many words, which it may be more than.
+Array ParseScript(CallParser& call, int64_t words);
 
 // Whether products and slots of so many units are of matrices that there can be.
 void CheckUnits(CallParser& call, int64_t products, int64_t slots, const Dimension& units);

@@ -75,8 +75,14 @@ nb::tuple PlanDescribedLoss(const std::string& variant, int64_t products, int64_
                             int64_t tiles, int64_t groups, int64_t classes,
                             const std::string& dtype, int multiprocessors, int64_t shared_bytes) {
   GraphLossForm form;
-  form.gather = {
-      false, products, slots, carries, arrays, hidden, tiles, groups, ScanDTypeNamed(dtype)};
+  form.gather.products = products;
+  form.gather.slots = slots;
+  form.gather.carries = carries;
+  form.gather.arrays = arrays;
+  form.gather.hidden = hidden;
+  form.gather.tiles = tiles;
+  form.gather.groups = groups;
+  form.gather.dtype = ScanDTypeNamed(dtype);
   form.emit = form.gather;
   form.emit.emits = true;
   form.emit.arrays = emit_arrays;

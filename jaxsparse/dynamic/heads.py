@@ -84,6 +84,12 @@ def labels_of_rows(script: Script, name: str) -> jax.Array:
     return labels.at[jnp.where(root < 0, form.rows, root)].set(script.graph(name), mode="drop")
 
 
+def labels_offset(script: Script, name: str) -> int | None:
+    """Where in the script the labels of all rows lie; None where only its graphs have some."""
+    channel = script.form.channel(name, "row", "graph")
+    return script.form.channel_offset(channel) if channel.place == "row" else None
+
+
 def exact_unless(precision: Any) -> Any:
     """The precision of a product: exact, unless another one is asked for."""
     return jax.lax.Precision.HIGHEST if precision is None else precision

@@ -17,6 +17,7 @@ from jaxsparse.dynamic.heads import (
     count_of,
     exact_unless,
     labels_of_rows,
+    labels_offset,
     logits_of,
     losses_of,
     mean_of,
@@ -111,6 +112,7 @@ def loss(
     head_weights, head_bias = checked_head(OPERATION, head, script, given.h)
     of_scan, params = prepared(given, script)
     options = {"precision": precision, "implementation": implementation, "variant": variant}
+    params["labels_offset"] = labels_offset(script, head.label)
     operands = Operands(
         of_scan.weights,
         of_scan.words,

@@ -136,12 +136,15 @@ def ffi_call(
     sizes = (jnp.dtype(d).itemsize for d in saved_dtypes)
     saved_units = sum(n * size for n, size in zip(saving.outputs, sizes, strict=True))
     hidden = form.gather.hidden
+    labels_offset = params["labels_offset"]
     return FfiCall(
-        tuple(names),
+        # Labels that the script has need not be cut out of it.
+        tuple(name for name in names if name != "labels" or labels_offset is None),
         {
             "name": f"dynamic_loss_{plan.variant}.cu",
             "source": text,
             "expression": expression(form),
+            "labels_offset": -1 if labels_offset is None else labels_offset,
             "window": plan.window,
             "products": form.gather.products,
             "slots": of_script.slots,

@@ -48,6 +48,8 @@ def make_loss_plan(form: LossForm, device: Device, variant: str | None = None) -
         device: the GPU.
         variant: the only one to consider.
     """
+    if form.gather.kinds > 1:
+        return NoPlan(f"there is no kernel yet for losses of rows of {form.gather.kinds} kinds")
     for of_pass in (form.gather, form.emit):
         if reason := refusal(of_pass, device):
             return NoPlan(reason)

@@ -21,6 +21,7 @@ inline int RunCall(const std::string& folder, void (*kernel)(const GraphLossProb
   CallFiles files(folder);
   const auto next = [&] { return files.Next(); };
   const int64_t products = next(), hidden = next(), carries = next(), classes = next();
+  const int64_t labels_offset = next();
   ScriptForm form;
   form.leaves = next(), form.tiles = next(), form.slots = next(), form.groups = next();
   form.width = kTileRows;
@@ -53,7 +54,8 @@ inline int RunCall(const std::string& folder, void (*kernel)(const GraphLossProb
   p.arrivals = arrivals.data();
   back.arrivals = arrivals.data() + teams * kScanFlagBytes / 4;
 
-  loss.labels = reinterpret_cast<const int32_t*>(operands[operand++].data());
+  loss.labels = labels_offset < 0 ? reinterpret_cast<const int32_t*>(operands[operand++].data())
+                                  : script + labels_offset;
   loss.head_weights = operands[operand++].data();
   loss.head_bias = FloatsOf(operands[operand++]);
   p.leaf_states = operands[operand++].data();

@@ -422,7 +422,8 @@ inline TestCall GraphLossCall(const std::string& dtype, int64_t tiles = 3) {
   const int64_t bytes = dtype == "float32" ? 4 : 2;
   const LossWorkspace workspace(kTeams, 2, 1, rows * kUnits, rows * kUnits * (5 * bytes + 4));
   call.results.push_back({"workspace", "uint8", {workspace.Bytes()}});
-  call.attributes = {{"window", int64_t{1}},
+  call.attributes = {{"labels_offset", int64_t{-1}},
+                     {"window", int64_t{1}},
                      {"products", kProducts},
                      {"slots", kSlots},
                      {"leaves", kLeaves},

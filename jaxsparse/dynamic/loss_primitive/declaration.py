@@ -26,6 +26,7 @@ dynamic_loss_p = make_primitive(
             "form",
             "dtype",
             "spans",
+            "labels_offset",
             "precision",
             "implementation",
         ),
