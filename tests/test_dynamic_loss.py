@@ -8,12 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from checks import PLATFORM
 from dynamic_loss_problems import LossCase
 from jax.sharding import PartitionSpec as P
 from jax.test_util import check_grads
+from random_graphs import random_arrays
 from test_dynamic_device import needs_gpu
 
-from jaxsparse import H200, _ffi, dynamic, explain
+from jaxsparse import EXPORT_DISABLED_CHECKS, H200, _ffi, dynamic, explain
 from jaxsparse.dynamic.loss_primitive import dynamic_loss_p
 from jaxsparse.primitive import OPERATIONS, choose, equations, typed_call
 from jaxsparse.recurrent.failures import check
@@ -136,6 +138,34 @@ def test_vmap_and_shard_map():
     close((value, gradient), (expected[0][0], expected[1][0][0][0]), 1e-5)
 
 
+def test_rows_of_several_kinds_in_an_exported_program():
+    rng = np.random.default_rng(0)
+    arrays = random_arrays(rng, graphs=6, most_rows=9, slots=2, kinds=2)
+    script = dynamic.pack(dynamic.Graphs.from_arrays(**arrays), range(6), dynamic.Layout())
+    cells = (dynamic.tree_lstm(2),) * 2
+
+    def draw(*shape):
+        return jnp.asarray(rng.standard_normal(shape), jnp.float32)
+
+    state, head = draw(script.form.leaves, 4), dynamic.SoftmaxHead(draw(4, 5))
+    weights = (draw(8, 20) / 2, draw(8, 20) / 2)
+
+    def loss(weights, head, script):
+        return dynamic.loss(cells, weights, (state, state), script, head=head)
+
+    def composed(weights, head, script):
+        _, rows = dynamic.scan(cells, weights, (state, state), script)
+        logits, labels = jnp.concatenate([state, rows]) @ head.weights, script.row("label")
+        losses = -jax.nn.log_softmax(logits)[jnp.arange(len(labels)), labels]
+        return script.mean(losses, "label")
+
+    run = jax.jit(jax.value_and_grad(loss, (0, 1)))
+    options = {"disabled_checks": EXPORT_DISABLED_CHECKS}
+    exported = jax.export.export(run, **options)(weights, head, script)
+    got = jax.export.deserialize(exported.serialize()).call(weights, head, script)
+    close(got, jax.jit(jax.value_and_grad(composed, (0, 1)))(weights, head, script), 1e-5)
+
+
 def test_a_graph_of_leaves_alone():
     graphs = dynamic.Graphs.from_arrays(
         offsets=[0, 2], children=np.full((2, 2), -1), row={"label": [1, -1]}
@@ -187,6 +217,13 @@ def test_errors():
         loss(head, precision="low")
     with pytest.raises(ValueError, match=r"dynamic.loss: implementation"):
         loss(head, implementation="gpu")
+
+
+@pytest.mark.skipif(PLATFORM == "cuda", reason="there it can be had")
+def test_a_kernel_that_cannot_be_had():
+    case = LossCase("tree_lstm", 8, jnp.float32, graphs=3, rows=5)
+    with pytest.raises(ValueError, match=r"dynamic.loss: implementation='cuda' was asked for"):
+        jax.grad(functools.partial(case.loss, implementation="cuda"))(case.operands)
 
 
 # ---- Kernels ----
