@@ -178,20 +178,6 @@ def test_implementations_agree(model):
         assert check.relative_error <= check.limit, name
 
 
-@pytest.mark.parametrize("model", ["tree_lstm", "td_rnn"])
-def test_the_loss_of_one_launch_is_that_of_the_net(model):
-    """By labels of rows, and of graphs."""
-    problem = small(model)
-    net, (step,) = problem.net, problem.groups()[0]
-    batches = Scripts(8)
-    batch = batches.one(problem, step, batches.room(problem, [step]))
-    params = net.parameters(problem.sizes)
-    rows = params["table"][np.maximum(net.word_ids(batch), 0)]
-    expected, _ = net.loss(dynamic.scan, params, rows, batch)
-    found, _ = models.loss_of_words(dynamic.loss, net.cell, params, rows, batch)
-    assert expected > 0.1 and found == pytest.approx(float(expected), rel=1e-5)
-
-
 def test_the_reference_is_the_derivative():
     """Of the loss by the machine, in float64, along one direction of all parameters."""
     problem = small("bilstm_letters")
