@@ -65,7 +65,8 @@ const std::vector<OperationEntry>& Entries() {
                                                                CheckTopologyEntry(),
                                                                RecurrentScanEntry(),
                                                                RecurrentWaveEntry(),
-                                                               DynamicScanEntry()};
+                                                               DynamicScanEntry(),
+                                                               DynamicLossEntry()};
   return *entries;
 }
 

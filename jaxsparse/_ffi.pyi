@@ -136,7 +136,26 @@ def plan_teams(
     multiprocessors: int,
     shared_bytes: int,
 ) -> tuple[dict[str, Any] | None, str]: ...
+def plan_loss(
+    variant: str,
+    *,
+    products: int,
+    slots: int,
+    carries: int,
+    arrays: int,
+    emit_arrays: int,
+    hidden: int,
+    tiles: int,
+    groups: int,
+    classes: int,
+    dtype: str,
+    multiprocessors: int,
+    shared_bytes: int,
+) -> tuple[dict[str, Any] | None, str]: ...
 def team_workspace_bytes(*, teams: int, sums: int, rows: int, hidden: int) -> int: ...
+def loss_workspace_bytes(
+    *, teams: int, sums: int, carries: int, rows: int, hidden: int, saved_bytes: int
+) -> int: ...
 def make_graphs(
     offsets: Any,
     children: Any,
@@ -164,6 +183,7 @@ def cache_limit() -> int: ...
 NO_TILE_STARTS: int
 SCAN_DTYPES: dict[str, str]
 SCAN_MOST_ARRAYS: int
+LOSS_MOST_CLASSES: int
 TEAM_MOST_ARRAYS: int
 TEAM_TILE_ROWS: int
 WAVE_MMA_MOST_ROWS: int

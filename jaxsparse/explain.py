@@ -14,10 +14,12 @@ from jax.extend.core import JaxprEqn
 from jaxsparse.device import AnyDevice, Device, by_device, explained_devices, tracing_for
 from jaxsparse.dynamic.explained import (
     ExplainedDynamicScan,
+    explained_dynamic_loss,
     explained_dynamic_scan,
-    planned_dynamic_scan,
+    planned_dynamic,
     scripts_in,
 )
+from jaxsparse.dynamic.loss_primitive import dynamic_loss_p
 from jaxsparse.dynamic.primitive import dynamic_scan_p
 from jaxsparse.dynamic.script import Script
 from jaxsparse.ops.arguments import PATTERN, matrix_shape, operands_of_pattern
@@ -156,8 +158,9 @@ def explain(
         A recurrent scan has its form, ``problem``, and the ``plan`` for the GPU: kernel, where the
         weights lie, predicted time of a step; or why it runs as ``jax.lax.scan``. A stack of
         recurrent layers has ``choice``, which of its layers run at once on the GPU, and ``scans``,
-        form and plan of each layer that runs by itself. A scan over graphs has ``problem``, its
-        form, ``plan`` as well, and ``scripts``: what those of its form hold that are arguments.
+        form and plan of each layer that runs by itself. A scan over graphs, and a loss over graphs
+        with its gradient, have ``problem``, the form, ``plan`` as well, and ``scripts``: what those
+        of this form hold that are arguments.
 
         All else has ``options``, ``operands`` and ``results`` (shapes and dtypes, by name),
         ``shape`` and ``entries`` of the stored matrix. On the GPU ``variant`` is the chosen one,
@@ -203,6 +206,8 @@ def _explained(
         return explained_graph(typed, runs_here, device, _choice(typed, device).otherwise)
     if eqn.primitive is dynamic_scan_p:
         return explained_dynamic_scan(_typed(eqn), runs_here, device, scripts)
+    if eqn.primitive is dynamic_loss_p:
+        return explained_dynamic_loss(_typed(eqn), runs_here, device, scripts)
     return _explained_call(eqn, runs_here, device)
 
 
@@ -243,8 +248,8 @@ def _runs_as(eqn: JaxprEqn, device: AnyDevice) -> str:
     """As what an operation runs on a device, without times."""
     if eqn.primitive is recurrent_scan_p:
         return str(planned(_typed(eqn), device))
-    if eqn.primitive is dynamic_scan_p:
-        return str(planned_dynamic_scan(_typed(eqn), device))
+    if eqn.primitive in (dynamic_scan_p, dynamic_loss_p):
+        return str(planned_dynamic(_typed(eqn), device))
     choice = _choice(_typed(eqn), device)
     forced = ", asked for by its name" if eqn.params["variant"] else ""
     return f"{choice.variants[0][0]}{forced}" if choice.variants else choice.otherwise

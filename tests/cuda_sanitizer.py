@@ -86,20 +86,27 @@ def of_recurrence(rng, dtype, suffix):
 
 
 def of_graphs(rng, dtype, suffix):
-    """The kernels of scans over graphs, and of their gradients: teams that share a script."""
+    """The kernels of scans over graphs, of their gradients, and of losses: teams of one script."""
     graphs = dynamic.Graphs.from_arrays(**random_arrays(rng, graphs=9, most_rows=25))
     h, cell = 40, dynamic.tree_lstm(2)
     script = dynamic.pack(graphs, range(9), dynamic.Layout(width=8, groups=3))
     weights = jnp.asarray(rng.standard_normal((2 * h, 5 * h)) / 8, dtype)
     carry = jnp.asarray(rng.standard_normal((script.form.leaves, h)))
-    units = "fma" if dtype == jnp.float32 else "tensor_cores"
+    carry = carry, jnp.tanh(carry).astype(dtype)
+    head = jnp.asarray(rng.standard_normal((h, 5)), dtype)
+    variant = f"team_{'fma' if dtype == jnp.float32 else 'tensor_cores'}{suffix}"
 
     def scan(weights, carry):
-        return dynamic.scan(cell, weights, carry, script, variant=f"team_{units}{suffix}")
+        return dynamic.scan(cell, weights, carry, script, variant=variant)
 
-    made, pull = jax.vjp(scan, weights, (carry, jnp.tanh(carry).astype(dtype)))
+    def loss(weights, carry, head):
+        head = dynamic.SoftmaxHead(head)
+        return dynamic.loss(cell, weights, carry, script, head=head, variant=variant)
+
+    made, pull = jax.vjp(scan, weights, carry)
+    of_loss = jax.value_and_grad(loss, (0, 1, 2))(weights, carry, head)
     recurrent.check()
-    return jax.tree.leaves((made, pull(made)))
+    return jax.tree.leaves((made, pull(made), of_loss))
 
 
 PARTS = {

@@ -56,7 +56,8 @@ def test_handlers(portable_kernels, tmp_path):
         sanitized.FFI / f"{name}.cc"
         for name in (
             *("host/call_parser", "host/ffi", "cpu/isa", "cpu/workers"),
-            *("persistent/densify", "persistent/fill", "recurrent/scan_call"),
+            *("persistent/densify", "persistent/fill", "dynamic/graph_call"),
+            "recurrent/scan_call",
         )
     ]
     options = [

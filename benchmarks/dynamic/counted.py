@@ -26,7 +26,7 @@ def weight_bytes(problem: Problem, implementation: str, dtype: str, passed: str)
     copy = net.slots * net.products * problem.hidden**2 * _ITEM.get(dtype, 4)
     if runs is None:
         return None
-    if implementation == "jaxsparse-teams":
+    if implementation in ("jaxsparse-teams", "jaxsparse-loss"):
         return _teams(problem, dtype, runs * copy)
     width = _width(implementation)
     return None if width is None else runs * _tiles(problem, width) * copy

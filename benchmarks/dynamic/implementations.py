@@ -98,6 +98,16 @@ def _teams(problem: Problem, dtype: str, passed: str) -> Built:
     return programs.build(problem, dtype, passed, Way(Scripts(teams=dtype), loss, explained=True))
 
 
+def _one_launch(problem: Problem, dtype: str, passed: str) -> Built:
+    """The same, value and gradient of all losses of rows in one launch."""
+
+    def loss(problem: Problem, dtype: str) -> Any:
+        asked = functools.partial(dynamic.loss, precision=_precision(dtype), implementation="cuda")
+        return functools.partial(models.loss_of_words, asked, problem.net.cell)
+
+    return programs.build(problem, dtype, passed, Way(Scripts(teams=dtype), loss, explained=True))
+
+
 def _groups(count: int) -> str:
     return "1 group" if count == 1 else f"{count} groups"
 
@@ -217,6 +227,15 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
         _ours("jaxsparse", "jaxsparse"),
         Implementation(
             "jaxsparse-teams", "jaxsparse, kernels", _teams, needs_gpu, dtypes=KERNEL_DTYPES
+        ),
+        Implementation(
+            "jaxsparse-loss",
+            "jaxsparse, one launch",
+            _one_launch,
+            needs_gpu,
+            dtypes=KERNEL_DTYPES,
+            passes=("gradient", "training", "end_to_end"),
+            takes=_has_trees,
         ),
         *_variations(),
         *map(_levels, (8, 32, 64, 128, 256)),

@@ -174,6 +174,16 @@ def _of_words(cell: dynamic.Cell, labelled: str) -> Callable[..., tuple[Any, Any
     return loss
 
 
+def loss_of_words(
+    loss: Callable[..., Any], cell: dynamic.Cell, params: Params, rows: Any, batch: Batch
+) -> tuple[Any, None]:
+    """The same by a loss like `jaxsparse.dynamic.loss`, which gives no logits."""
+    head = dynamic.SoftmaxHead(params["head"], params["head_bias"])
+    carry, script = _leaves(cell, params, rows), batch.script
+    value = loss(cell, params["weights"], carry, script, bias=params["bias"], head=head)
+    return value, None
+
+
 def _word_shapes(cell: dynamic.Cell, products: int) -> Callable[[Sizes], dict[str, Any]]:
     of_leaf = 1 if cell is tanh_cell else 3
 

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "dynamic/graph_call.h"
 #include "dynamic/problem.h"
 #include "dynamic/script.h"
 #include "dynamic/team_plan.h"
@@ -41,15 +42,6 @@ struct DynamicScanCall {
   GraphWorkspace Workspace() const { return {teams, SumArrays(), Rows() * hidden}; }
 };
 
-void ParseSizes(CallParser& call, int64_t products, const Dimension& h, DynamicScanCall* c) {
-  if (h.size < 1 || products * h.size > kMaxMatrixRows || c->form.slots * h.size > kMaxMatrixRows) {
-    call.Fail("products and slots of all units must be 1 to " + std::to_string(kMaxMatrixRows) +
-              ", got " + std::to_string(products) + " and " + std::to_string(c->form.slots) +
-              " times " + std::to_string(h.size));
-  }
-  c->hidden = h.size;
-}
-
 void ParseArrays(CallParser& call, DynamicScanCall* c) {
   const int64_t products = call.Integer("products", 1, kMaxGraphArrays);
   const int64_t carries = call.Integer("carries", 0, kMaxGraphArrays);
@@ -58,8 +50,8 @@ void ParseArrays(CallParser& call, DynamicScanCall* c) {
   const auto input_dtypes = DTypeNames(call, "input_dtypes", inputs.size());
   const auto output_dtypes = DTypeNames(call, "output_dtypes", outputs.size());
   const int64_t rows = c->Rows(), leaves = c->form.leaves;
-  Dimension h("units"), words("words");
-  ElementType dtype = ElementType::OneOf(kScanDTypes), float32 = {ffi::F32}, int32 = {ffi::S32};
+  Dimension h("units");
+  ElementType dtype = ElementType::OneOf(kScanDTypes), float32 = {ffi::F32};
   c->states_of_row = c->emits ? products : 1;
   c->states = call.Result("states", dtype, {rows, c->states_of_row, h});
   if (c->emits) c->leaf_sums = call.Result("reached", float32, {leaves, 1, h});
@@ -72,19 +64,16 @@ void ParseArrays(CallParser& call, DynamicScanCall* c) {
     const Array array = call.Result("output", type, {rows, outputs[i].parts, h});
     c->arrays.outputs.push_back({array, SizeOf(DTypeOf(type))});
   }
-  if (call.ok()) ParseSizes(call, products, h, c);
+  CheckUnits(call, products, c->form.slots, h);
   if (!call.ok()) return;
+  c->hidden = h.size;
   c->state_bytes = SizeOf(DTypeOf(dtype));
   const int64_t columns = products * h.size;
   c->weights = call.Operand("weights", dtype, {c->form.kinds, c->form.slots * h.size, columns});
   c->weight_row_stride = c->emits ? columns : 1;
   c->weight_column_stride = c->emits ? 1 : columns;
   c->weight_kind_bytes = c->form.slots * h.size * columns * c->state_bytes;
-  c->script = call.Operand("script", int32, {words});
-  if (call.ok() && words.size < c->form.RootsAt()) {
-    call.Fail("a script of its sizes has " + std::to_string(c->form.RootsAt()) +
-              " words or more, got " + std::to_string(words.size));
-  }
+  c->script = ParseScript(call, c->form.RootsAt());
   if (!c->emits) {
     c->leaf_states = call.Operand("state", dtype, {leaves, 1, h});
     for (int64_t i = 0; i < carries; ++i) {
@@ -92,15 +81,7 @@ void ParseArrays(CallParser& call, DynamicScanCall* c) {
     }
   }
   for (size_t i = 0; i < inputs.size(); ++i) {
-    const Span& span = inputs[i];
-    const int64_t units = span.has('h') ? h.size : 1;
-    ElementType type = TypeNamed(call, input_dtypes[i], dtype);
-    const Array array = call.Operand("input", type, {span.has('r') ? rows : 1, span.parts, units});
-    ScanInput form;
-    form.part_stride = units;
-    form.unit_stride = span.has('h') ? 1 : 0;
-    form.row_stride = span.has('r') ? span.parts * units : 0;
-    c->arrays.inputs.push_back({array, SizeOf(DTypeOf(type)), form});
+    c->arrays.inputs.push_back(ParseInput(call, inputs[i], input_dtypes[i], rows, h, dtype));
   }
 }
 
@@ -138,9 +119,7 @@ GraphScanProblem ProblemOf(const DynamicScanCall& c, int64_t entry) {
     if (!c.emits) p.carries[i] = floats(c.carries[i]);
   }
   for (size_t i = 0; i < c.arrays.inputs.size(); ++i) {
-    const ScanArrays::Input& input = c.arrays.inputs[i];
-    p.inputs[i] = {at(input.array, input.bytes), input.form.row_stride, input.form.part_stride,
-                   input.form.unit_stride};
+    p.inputs[i] = InputOf(c.batch, entry, c.arrays.inputs[i]);
   }
   for (size_t i = 0; i < c.arrays.outputs.size(); ++i) {
     p.outputs[i] = at(c.arrays.outputs[i].array, c.arrays.outputs[i].bytes);
@@ -181,22 +160,15 @@ struct DynamicScanOperation {
 
   static void Parse(CallParser& call, Call* c) {
     c->emits = call.Attribute<bool>("emits");
+    c->form = ParseScriptForm(call);
     c->window = call.Integer("window", 0, kMostIndex);
-    c->form.leaves = call.Integer("leaves", 0, kMostIndex);
-    c->form.tiles = call.Integer("tiles", 1, kMostIndex / kTileRows);
-    c->form.width = kTileRows;
-    c->form.slots = call.Integer("slots", 1, kMaxGraphArrays);
-    c->form.groups = call.Integer("script_groups", 1, kMostIndex);
     c->form.kinds = call.Integer("kinds", 1, kMostIndex);
     ParseArrays(call, c);
     c->batch = call.batch();
     ScanLaunches launches;
     c->launch = ParseLaunch(call, &launches);
     c->teams = launches.scans;
-    if (c->launch.shape.blocks % c->teams != 0) {
-      call.Fail("attribute blocks must be a multiple of scans, " + std::to_string(c->teams) +
-                ", got " + std::to_string(c->launch.shape.blocks));
-    }
+    CheckTeams(call, c->teams, c->launch.shape.blocks);
     c->workspace = call.ResultWorkspace(c->Workspace().Bytes()).data;
   }
 

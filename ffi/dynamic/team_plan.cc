@@ -4,8 +4,8 @@
 #include <span>
 #include <utility>
 
-#include "dynamic/kernels/team.h"
 #include "dynamic/problem.h"
+#include "dynamic/team_passes.h"
 #include "nvrtc/expression.h"
 #include "nvrtc/kernel.h"
 
@@ -15,7 +15,6 @@ namespace {
 // Of the model below, fitted to Tree-LSTMs of 256 units on an H200: one of 1 to 256 trees of the
 // Stanford Sentiment Treebank by one and two sets, in bfloat16.
 constexpr double kClocks = kClocksOfMicrosecond;
-constexpr double kStart = 5.0;              // microseconds in which a launch loads weights
 constexpr double kExchange = 0.43;          // of what a block waits for, in microseconds
 constexpr double kExchangeOfBlock = 0.008;  // of the team
 constexpr double kExchangeOfKilobyte = 0.015;
@@ -37,9 +36,8 @@ constexpr int kLeastPointwiseRegisters = 80;  // found by compiling Tree-LSTMs a
 // The same where rows emit, whose `arrays` count what is made of inputs ahead.
 constexpr int kLeastEmitRegisters = 64, kLeastSumRegisters = 40;
 constexpr int kPassingRegisters = 16, kMoreWhereRowsEmit = 16;
-constexpr int kMostSets = 2;
 // Tiles: where rows gather, farther children are few.
-constexpr int kMostGatheringWindow = 64, kMostEmittingWindow = 128, kLeastEmittingWindow = 8;
+constexpr int kMostGatheringWindow = 64, kMostEmittingWindow = 128;
 // Of rows, whose weights may lie in registers: each of them has code of its own.
 constexpr int kMostRegisterKinds = 4;
 constexpr int64_t kMostBlockWeights = 1 << 25;  // far more than any block has room for
@@ -47,68 +45,27 @@ constexpr int64_t kMostBlockWeights = 1 << 25;  // far more than any block has r
 double Double(int64_t x) { return static_cast<double>(x); }
 int64_t RoundUp(int64_t a, int64_t multiple) { return CeilDivide(a, multiple) * multiple; }
 
-// The registers that threads have if those of the pointwise step and of sums keep no more than they
-// need, and the weights that lie in the others'.
-void DistributeRegisters(const GraphScanForm& form, TeamConfig* config) {
-  const TeamSizes sizes(*config);
-  const int warps = config->warps, others = config->pointwise_warps + config->sum_warps;
-  const int equal = sizes.thread_registers;
-  const int64_t of_items = sizes.items * (form.arrays + form.products);
-  const auto needed = static_cast<int>(
-      RoundUp(form.emits ? std::max<int64_t>(kLeastEmitRegisters, 24 + of_items)
-                         : std::max<int64_t>(kLeastPointwiseRegisters, 56 + of_items),
-              8));
-  const auto of_sums = static_cast<int>(
-      RoundUp(std::max<int64_t>(kLeastSumRegisters,
-                                12 + 2 * warps + 4 * sizes.sum_items * (2 + form.carries)),
-              8));
-  int product = std::min(equal, kMostThreadRegisters);
-  if (std::max(needed, form.emits ? of_sums : 0) < equal && warps % 4 == 0 &&
-      config->pointwise_warps % 4 == 0 && config->sum_warps % 4 == 0) {
-    const int all = equal * (warps + others);
-    const int kept = config->pointwise_warps * needed + config->sum_warps * of_sums;
-    product = std::min((all - kept) / warps / 8 * 8, kMostThreadRegisters);
-    config->product_registers = product;
-    config->pointwise_registers = needed;
-    config->sum_registers = config->sum_warps > 0 ? of_sums : 0;
-  }
-  const int for_weights = product - sizes.other_registers;
-  // Of all kinds.
-  const int chunk_registers = sizes.kinds * sizes.chunk_registers;
-  const bool all_fit = for_weights >= sizes.weight_chunks * chunk_registers;
-  // Those of a chunk that come from shared memory pass through some.
-  const int passing =
-      std::min(sizes.chunk_registers, kPassingRegisters) + (form.emits ? kMoreWhereRowsEmit : 0);
-  config->register_chunks =
-      all_fit ? sizes.weight_chunks
-              : std::clamp((for_weights - passing) / chunk_registers, 0, sizes.weight_chunks);
-  if (sizes.kinds > kMostRegisterKinds) config->register_chunks = 0;
-}
-
 std::string ExpressionOf(const TeamConfig& c) {
-  return ConfigExpression(
-      "TeamConfig",
-      {Field("row_parts", c.row_parts), Field("column_parts", c.column_parts),
-       Field("kinds", c.kinds), Field("state_bytes", c.state_bytes), Field("hidden", c.hidden),
-       Field("units", c.units), Field("warps", c.warps),
-       Field("pointwise_warps", c.pointwise_warps), Field("sets", c.sets),
-       Field("carries", c.carries), Field("sum_warps", c.sum_warps), Field("passed", c.passed),
-       Field("window", c.window), Field("stages", c.stages),
-       Field("register_chunks", c.register_chunks), Field("asks_ahead", c.asks_ahead),
-       Field("product_registers", c.product_registers),
-       Field("pointwise_registers", c.pointwise_registers),
-       Field("sum_registers", c.sum_registers)});
-}
-
-std::string ConstantsOf(const TeamConfig& config, const GraphScanForm& form, int64_t teams,
-                        bool barrier) {
-  std::string text = "  static constexpr jaxsparse::TeamSizes kSizes{" + ExpressionOf(config);
-  text += "};\n  static constexpr int kSlots = " + std::to_string(form.slots) + ";\n";
-  text += "  static constexpr int kScans = " + std::to_string(teams) + ";\n";
-  text += "  static constexpr int kBlocks = kSizes.blocks;\n";
-  text += "  static constexpr int kLayers = 1;\n";
-  text += "  static constexpr bool kBarrier = " + Literal(barrier) + ";\n";
-  return text;
+  return ConfigExpression("TeamConfig", {Field("row_parts", c.row_parts),
+                                         Field("column_parts", c.column_parts),
+                                         Field("kinds", c.kinds),
+                                         Field("state_bytes", c.state_bytes),
+                                         Field("hidden", c.hidden),
+                                         Field("units", c.units),
+                                         Field("warps", c.warps),
+                                         Field("pointwise_warps", c.pointwise_warps),
+                                         Field("sets", c.sets),
+                                         Field("carries", c.carries),
+                                         Field("sum_warps", c.sum_warps),
+                                         Field("beside_warps", c.beside_warps),
+                                         Field("passed", c.passed),
+                                         Field("window", c.window),
+                                         Field("stages", c.stages),
+                                         Field("register_chunks", c.register_chunks),
+                                         Field("asks_ahead", c.asks_ahead),
+                                         Field("product_registers", c.product_registers),
+                                         Field("pointwise_registers", c.pointwise_registers),
+                                         Field("sum_registers", c.sum_registers)});
 }
 
 // Of a tile, in a block.
@@ -123,7 +80,95 @@ double ProductMicroseconds(const TeamSizes& sizes) {
   return (multiplied * kOverheadOfFma + of_shared * kTileRows / sizes.batch_tile) / kClocks;
 }
 
-void Predict(const GraphScanForm& form, const TeamSizes& sizes, TeamPlan* plan) {
+}  // namespace
+
+TeamConfig PassConfig(const GraphScanForm& form, int64_t units, const RingKind& ring, int sets) {
+  TeamConfig config;
+  config.row_parts = static_cast<int>(form.emits ? form.slots : form.products);
+  config.column_parts = static_cast<int>(form.emits ? form.products : form.slots);
+  config.kinds = static_cast<int>(form.kinds);
+  config.state_bytes = static_cast<int>(SizeOf(form.dtype));
+  config.hidden = static_cast<int>(form.hidden);
+  config.units = static_cast<int>(units);
+  config.warps = ring.warps;
+  config.stages = ring.stages;
+  config.asks_ahead = ring.asks_ahead;
+  config.sets = sets;
+  config.pointwise_warps *= sets;
+  if (form.emits) {
+    config.sum_warps = 4;
+    config.passed = static_cast<int>(form.slots * form.carries);
+  } else {
+    config.carries = static_cast<int>(form.carries);
+  }
+  return config;
+}
+
+ThreadRegisters NeededRegisters(const GraphScanForm& form, const TeamConfig& config) {
+  const TeamSizes sizes(config);
+  const int64_t of_items = sizes.items * (form.arrays + form.products);
+  const int64_t pointwise = form.emits ? std::max<int64_t>(kLeastEmitRegisters, 24 + of_items)
+                                       : std::max<int64_t>(kLeastPointwiseRegisters, 56 + of_items);
+  const int64_t of_sums = 12 + 2 * config.warps + 4 * sizes.sum_items * (2 + form.carries);
+  const int64_t others = form.emits ? std::max<int64_t>(kLeastSumRegisters, of_sums) : 0;
+  return {0, static_cast<int>(RoundUp(pointwise, 8)), static_cast<int>(RoundUp(others, 8))};
+}
+
+ThreadRegisters DistributeRegisters(const TeamSizes& sizes, int others,
+                                    const ThreadRegisters& needed) {
+  const int warps = sizes.warps, pointwise_warps = sizes.pointwise_warps;
+  const int equal = sizes.thread_registers;
+  const bool is_even = warps % 4 == 0 && pointwise_warps % 4 == 0 && others % 4 == 0;
+  if (!is_even || std::max(needed.pointwise, needed.others) >= equal) return {};
+  const int all = equal * (warps + pointwise_warps + others);
+  const int kept = pointwise_warps * needed.pointwise + others * needed.others;
+  return {std::min((all - kept) / warps / 8 * 8, kMostThreadRegisters), needed.pointwise,
+          needed.others};
+}
+
+void KeepWeights(const GraphScanForm& form, const ThreadRegisters& registers, TeamConfig* config) {
+  config->product_registers = registers.product;
+  config->pointwise_registers = registers.pointwise;
+  config->sum_registers = registers.others;
+  const TeamSizes sizes(*config);
+  const int product = registers.product > 0
+                          ? registers.product
+                          : std::min(sizes.thread_registers, kMostThreadRegisters);
+  const int for_weights = product - sizes.other_registers;
+  // Of all kinds.
+  const int chunk_registers = sizes.kinds * sizes.chunk_registers;
+  const bool all_fit = for_weights >= sizes.weight_chunks * chunk_registers;
+  // Those of a chunk that come from shared memory pass through some.
+  const int passing =
+      std::min(sizes.chunk_registers, kPassingRegisters) + (form.emits ? kMoreWhereRowsEmit : 0);
+  config->register_chunks =
+      all_fit ? sizes.weight_chunks
+              : std::clamp((for_weights - passing) / chunk_registers, 0, sizes.weight_chunks);
+  if (sizes.kinds > kMostRegisterKinds) config->register_chunks = 0;
+}
+
+int WindowOf(TeamConfig config, const GraphScanForm& form, int64_t shared_bytes) {
+  if (!form.emits && form.carries == 0) return 0;
+  const int least = form.emits ? kLeastEmittingWindow : TeamSizes(config).LeastWindow();
+  config.window = form.emits ? kMostEmittingWindow : kMostGatheringWindow;
+  for (; config.window >= least; config.window /= 2) {
+    if (TeamSizes(config).shared_bytes <= shared_bytes) return config.window;
+  }
+  return 0;
+}
+
+std::string PassConstants(const TeamConfig& config, const GraphScanForm& form, int64_t teams,
+                          bool barrier) {
+  std::string text = "  static constexpr jaxsparse::TeamSizes kSizes{" + ExpressionOf(config);
+  text += "};\n  static constexpr int kSlots = " + std::to_string(form.slots) + ";\n";
+  text += "  static constexpr int kScans = " + std::to_string(teams) + ";\n";
+  text += "  static constexpr int kBlocks = kSizes.blocks;\n";
+  text += "  static constexpr int kLayers = 1;\n";
+  text += "  static constexpr bool kBarrier = " + Literal(barrier) + ";\n";
+  return text;
+}
+
+void PredictPass(const GraphScanForm& form, const TeamSizes& sizes, TeamPlan* plan) {
   // KB that each block receives for a tile.
   const double received = Double(int64_t{sizes.columns} * kTileRows * sizes.state_bytes) / 1e3;
   const double product = ProductMicroseconds(sizes);
@@ -144,89 +189,18 @@ void Predict(const GraphScanForm& form, const TeamSizes& sizes, TeamPlan* plan) 
   const double in_turn = std::min(tiles, kLevels);
   const double by_cache =
       Double(form.tiles) * sizes.blocks * received * 1e3 / kCacheBytesOfMicrosecond;
-  plan->total_microseconds = kStart + std::max(in_turn * plan->tile_microseconds +
-                                                   (tiles - in_turn) * plan->beside_microseconds,
-                                               by_cache);
+  plan->total_microseconds =
+      kStartMicroseconds +
+      std::max(in_turn * plan->tile_microseconds + (tiles - in_turn) * plan->beside_microseconds,
+               by_cache);
 }
 
-// Warps that make products, stages of the ring that they fill, and whether they ask for states
-// ahead. Where several are predicted to take as long, the first one is taken.
-struct RingKind {
-  int warps, stages;
-  bool asks_ahead;
-};
-constexpr RingKind kRings[] = {{8, 4, true},  {4, 4, true},  {2, 4, true}, {1, 4, true},
-                               {8, 2, true},  {4, 2, true},  {2, 2, true}, {8, 4, false},
-                               {4, 4, false}, {8, 2, false}, {4, 2, false}};
-// Where rows emit, what is asked for ahead comes too early, and more stages let steps run ahead.
-constexpr RingKind kEmittingRings[] = {{8, 6, false}, {4, 6, false}, {2, 6, false},
-                                       {1, 6, false}, {8, 4, false}, {4, 4, false},
-                                       {8, 2, false}, {4, 2, false}, {2, 2, false}};
-
-// The most tiles whose carries or sums have room in shared memory, or 0 if those that must be there
-// have none.
-int WindowOf(TeamConfig config, const GraphScanForm& form, int64_t shared_bytes) {
-  if (!form.emits && form.carries == 0) return 0;
-  const int least = form.emits ? kLeastEmittingWindow : TeamSizes(config).LeastWindow();
-  config.window = form.emits ? kMostEmittingWindow : kMostGatheringWindow;
-  for (; config.window >= least; config.window /= 2) {
-    if (TeamSizes(config).shared_bytes <= shared_bytes) return config.window;
-  }
-  return 0;
-}
-
-// The plan of teams whose blocks have so many units, such a ring, and so many sets of pointwise
-// warps, if they fit.
-std::optional<TeamPlan> PlanOf(const TeamVariant& variant, const GraphScanForm& form,
-                               const Gpu& gpu, int64_t units, const RingKind& ring, int sets) {
-  TeamConfig config;
-  config.row_parts = static_cast<int>(form.emits ? form.slots : form.products);
-  config.column_parts = static_cast<int>(form.emits ? form.products : form.slots);
-  config.kinds = static_cast<int>(form.kinds);
-  config.state_bytes = static_cast<int>(SizeOf(form.dtype));
-  config.hidden = static_cast<int>(form.hidden);
-  config.units = static_cast<int>(units);
-  config.warps = ring.warps;
-  config.stages = ring.stages;
-  config.asks_ahead = ring.asks_ahead;
-  config.sets = sets;
-  config.pointwise_warps *= sets;
-  if (form.emits) {
-    config.sum_warps = 4;
-    config.passed = static_cast<int>(form.slots * form.carries);
-  } else {
-    config.carries = static_cast<int>(form.carries);
-  }
-  DistributeRegisters(form, &config);
-  config.window = WindowOf(config, form, gpu.shared_bytes);
-  const bool has_window = !form.emits || config.window > 0;
-  const TeamSizes sizes(config);
-  const int64_t room = gpu.multiprocessors / sizes.blocks;
-  const int64_t teams = form.groups == 0 ? room : std::min(form.groups, room);
-  if (teams == 0 || !has_window || sizes.shared_bytes > gpu.shared_bytes ||
-      sizes.chunks < ring.warps) {
-    return std::nullopt;
-  }
-  TeamPlan plan;
-  plan.variant = &variant;
-  plan.teams = static_cast<int>(std::min<int64_t>(teams, kMaxScansOfLaunch));
-  plan.constants = ConstantsOf(config, form, plan.teams, variant.barrier);
-  plan.blocks = sizes.blocks;
-  plan.threads = sizes.threads;
-  plan.shared_bytes = sizes.shared_bytes;
-  plan.window = sizes.window;
-  // Where rows emit, much is exchanged: looks in vain would delay what they look for.
-  plan.poll_delay = form.emits ? 1000 : 400;
-  plan.poll_delay_increase = plan.poll_delay_decrease = form.emits ? 0 : 8;
-  plan.in_registers = static_cast<double>(sizes.register_chunks) / sizes.weight_chunks;
-  Predict(form, sizes, &plan);
-  return plan;
-}
-
-void KeepFaster(std::optional<TeamPlan> plan, std::optional<TeamPlan>* best) {
-  if (plan && (!*best || plan->total_microseconds < (*best)->total_microseconds)) {
-    *best = std::move(plan);
-  }
+bool IsWorthPlanning(const GraphScanForm& form, int64_t units) {
+  // Blocks whose last one has hardly any units are those of fewer units.
+  const int64_t blocks = CeilDivide(form.hidden, units);
+  if (units > 8 && CeilDivide(form.hidden, units - 8) == blocks) return false;
+  return Double(form.kinds * form.products * form.slots) * Double(form.hidden) * Double(units) <=
+         Double(kMostBlockWeights);
 }
 
 std::string ReasonAgainst(const TeamVariant& variant, const GraphScanForm& form) {
@@ -241,6 +215,47 @@ std::string ReasonAgainst(const TeamVariant& variant, const GraphScanForm& form)
   return "";
 }
 
+namespace {
+
+// The plan of teams whose blocks have so many units, such a ring, and so many sets of pointwise
+// warps, if they fit.
+std::optional<TeamPlan> PlanOf(const TeamVariant& variant, const GraphScanForm& form,
+                               const Gpu& gpu, int64_t units, const RingKind& ring, int sets) {
+  TeamConfig config = PassConfig(form, units, ring, sets);
+  const int others = config.sum_warps;
+  KeepWeights(form, DistributeRegisters(TeamSizes(config), others, NeededRegisters(form, config)),
+              &config);
+  config.window = WindowOf(config, form, gpu.shared_bytes);
+  const bool has_window = !form.emits || config.window > 0;
+  const TeamSizes sizes(config);
+  const int64_t room = gpu.multiprocessors / sizes.blocks;
+  const int64_t teams = form.groups == 0 ? room : std::min(form.groups, room);
+  if (teams == 0 || !has_window || sizes.shared_bytes > gpu.shared_bytes ||
+      sizes.chunks < ring.warps) {
+    return std::nullopt;
+  }
+  TeamPlan plan;
+  plan.variant = &variant;
+  plan.teams = static_cast<int>(std::min<int64_t>(teams, kMaxScansOfLaunch));
+  plan.constants = PassConstants(config, form, plan.teams, variant.barrier);
+  plan.blocks = sizes.blocks;
+  plan.threads = sizes.threads;
+  plan.shared_bytes = sizes.shared_bytes;
+  plan.window = sizes.window;
+  // Where rows emit, much is exchanged: looks in vain would delay what they look for.
+  plan.poll_delay = form.emits ? 1000 : 400;
+  plan.poll_delay_increase = plan.poll_delay_decrease = form.emits ? 0 : 8;
+  plan.in_registers = static_cast<double>(sizes.register_chunks) / sizes.weight_chunks;
+  PredictPass(form, sizes, &plan);
+  return plan;
+}
+
+void KeepFaster(std::optional<TeamPlan> plan, std::optional<TeamPlan>* best) {
+  if (plan && (!*best || plan->total_microseconds < (*best)->total_microseconds)) {
+    *best = std::move(plan);
+  }
+}
+
 }  // namespace
 
 TeamChoice PlanTeams(const GraphScanForm& form, const Gpu& gpu, const std::string& wanted) {
@@ -250,13 +265,7 @@ TeamChoice PlanTeams(const GraphScanForm& form, const Gpu& gpu, const std::strin
     std::string reason = ReasonAgainst(variant, form);
     if (reason.empty()) {
       for (int64_t units = 8; units < form.hidden + 8; units += 8) {
-        // Blocks whose last one has hardly any units are those of fewer units.
-        const int64_t blocks = CeilDivide(form.hidden, units);
-        if (units > 8 && CeilDivide(form.hidden, units - 8) == blocks) continue;
-        if (Double(form.kinds * form.products * form.slots) * Double(form.hidden) * Double(units) >
-            Double(kMostBlockWeights)) {
-          break;
-        }
+        if (!IsWorthPlanning(form, units)) continue;
         const auto rings = form.emits ? std::span<const RingKind>(kEmittingRings) : kRings;
         for (const RingKind& ring : rings) {
           for (int sets = variant.barrier ? 1 : kMostSets; sets >= 1; --sets) {

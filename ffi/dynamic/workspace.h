@@ -24,4 +24,30 @@ struct GraphWorkspace {
   int64_t Bytes() const { return SumsAt(sums); }
 };
 
+// The workspace of a loss and its gradient. Behind the words of both passes' teams lie arrays of
+// all computed rows: sums of what they emit, zeros before the launch, the gradient by their states,
+// their carries, and what the first pass saves for the second.
+struct LossWorkspace {
+  ScanLaunches launches;
+  int64_t sums, carries, floats, saved_bytes;
+
+  LossWorkspace(int64_t teams, int64_t sums, int64_t carries, int64_t floats, int64_t saved_bytes)
+      : launches{.directions = teams, .scans = teams, .layers = 2},
+        sums(sums),
+        carries(carries),
+        floats(floats),
+        saved_bytes(saved_bytes) {}
+
+  int64_t SumsAt(int64_t array) const { return ArrayAt(array); }
+  int64_t OfStatesAt() const { return ArrayAt(sums); }
+  int64_t CarriesAt(int64_t carry) const { return ArrayAt(sums + 1 + carry); }
+  int64_t SavedAt() const { return ArrayAt(sums + 1 + carries); }
+  int64_t Bytes() const { return SavedAt() + saved_bytes; }
+
+ private:
+  int64_t ArrayAt(int64_t array) const {
+    return launches.WorkspaceBytes() + array * floats * static_cast<int64_t>(sizeof(float));
+  }
+};
+
 }  // namespace jaxsparse

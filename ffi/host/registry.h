@@ -82,5 +82,6 @@ OperationEntry CheckTopologyEntry();
 OperationEntry RecurrentScanEntry();
 OperationEntry RecurrentWaveEntry();
 OperationEntry DynamicScanEntry();
+OperationEntry DynamicLossEntry();
 
 }  // namespace jaxsparse

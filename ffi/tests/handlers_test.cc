@@ -9,6 +9,7 @@
 #include <set>
 
 #include "handlers/calls.h"
+#include "handlers/graph_calls.h"
 #include "host/registry.h"
 #include "nvrtc/tensor_map.h"
 #include "persistent/failures.h"
@@ -248,8 +249,26 @@ void TestRandom(const Handler& handler, const Sound& sound, std::mt19937& random
 
 // ---- The targets ----
 
+constexpr int64_t kHuge = int64_t{1} << 62;  // an attribute that is out of range
+
+// A call of a scan over graphs, or of a loss.
+Sound OfGraphs(const char* name, const TestCall& call) {
+  Sound sound{name, call};
+  // Behind what a kernel reads of a script there may be more.
+  sound.free_size = {"script 0"};
+  for (const char* attribute :
+       {"window", "products", "slots", "leaves", "tiles", "script_groups", "carries", "groups",
+        "scans", "blocks", "threads", "cluster", "shared_bytes", "exchange_bytes", "poll_delay",
+        "poll_delay_increase", "poll_delay_decrease", "wait_limit_ns"}) {
+    sound.out_of_range.push_back({attribute, -1});
+    const bool may_be_huge = attribute == std::string("wait_limit_ns");
+    if (!may_be_huge) sound.out_of_range.push_back({attribute, kHuge});
+  }
+  for (const char* attribute : {"scans", "blocks"}) sound.out_of_range.push_back({attribute, 3});
+  return sound;
+}
+
 std::vector<Target> Targets() {
-  constexpr int64_t kHuge = int64_t{1} << 62;
   const std::vector<std::pair<std::string, int64_t>> workspaces = {
       {"workspace", -1}, {"workspace", kHuge}, {"workspace", 4097}};
   const std::set<std::string> also_float32 = {"out float32"};
@@ -388,23 +407,14 @@ std::vector<Target> Targets() {
     wave.calls.push_back(sound);
   }
 
-  Target graphs{DynamicScanEntry(), {}};
-  for (const bool emits : {false, true}) {
-    Sound sound{emits ? "to sources" : "from sources",
-                GraphScanCall(emits, emits ? "bfloat16" : "float32")};
-    // Behind what a kernel reads of a script there may be more.
-    sound.free_size = {"script 0"};
-    for (const char* name :
-         {"products", "slots", "kinds", "leaves", "tiles", "script_groups", "carries", "groups",
-          "scans", "blocks", "threads", "cluster", "shared_bytes", "exchange_bytes", "poll_delay",
-          "poll_delay_increase", "poll_delay_decrease", "wait_limit_ns"}) {
-      sound.out_of_range.push_back({name, -1});
-      if (std::string(name) != "wait_limit_ns") sound.out_of_range.push_back({name, kHuge});
-    }
-    for (const char* name : {"scans", "blocks"}) sound.out_of_range.push_back({name, 3});
-    graphs.calls.push_back(sound);
-  }
-  return {spmm, sddmm, softmax, attention, paged, tangent, cotangent, check, scan, wave, graphs};
+  Target graphs{DynamicScanEntry(),
+                {OfGraphs("from sources", GraphScanCall(false, "float32")),
+                 OfGraphs("to sources", GraphScanCall(true, "bfloat16"))}};
+  Target losses{DynamicLossEntry(),
+                {OfGraphs("in float32", GraphLossCall("float32")),
+                 OfGraphs("in bfloat16", GraphLossCall("bfloat16"))}};
+  return {spmm,      sddmm, softmax, attention, paged,  tangent,
+          cotangent, check, scan,    wave,      graphs, losses};
 }
 
 int Main() {

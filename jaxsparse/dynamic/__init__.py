@@ -4,7 +4,9 @@ from jaxsparse.dynamic.cells import Cell, cell, chain, tree_lstm
 from jaxsparse.dynamic.form import Channel, Form
 from jaxsparse.dynamic.graph_builder import GraphBuilder
 from jaxsparse.dynamic.graphs import Graphs
+from jaxsparse.dynamic.heads import SoftmaxHead
 from jaxsparse.dynamic.layout import Layout
+from jaxsparse.dynamic.loss import loss
 from jaxsparse.dynamic.packing import pack
 from jaxsparse.dynamic.prefetch import Prefetch, prefetch
 from jaxsparse.dynamic.scan import scan
@@ -19,8 +21,10 @@ __all__ = [
     "Layout",
     "Prefetch",
     "Script",
+    "SoftmaxHead",
     "cell",
     "chain",
+    "loss",
     "pack",
     "prefetch",
     "scan",

@@ -1,4 +1,4 @@
-"""What `dynamic.scan` is given, checked."""
+"""What `dynamic.scan` and `dynamic.loss` are given, checked."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from jaxsparse.dynamic.step import KindOfCell
 from jaxsparse.ops.arguments import as_array, check_floating
 from jaxsparse.precision import promoted
 from jaxsparse.recurrent.arguments import as_array_of_rank, as_vector, as_weights, carry_leaves
-
-OPERATION = "dynamic.scan"
 
 
 class Kind(NamedTuple):
@@ -48,41 +46,41 @@ class Arguments(NamedTuple):
 
 
 def checked_arguments(
-    cell: Any, weights: Any, carry: Any, script: Any, xs: Any, bias: Any
+    operation: str, cell: Any, weights: Any, carry: Any, script: Any, xs: Any, bias: Any
 ) -> Arguments:
     """The operands, or TypeError or ValueError."""
-    form = check_script(OPERATION, script).form
-    cells, every_weights, biases = _of_kinds(cell, weights, bias, form.kinds)
+    form = check_script(operation, script).form
+    cells, every_weights, biases = _of_kinds(operation, cell, weights, bias, form.kinds)
     leaves, tree = carry_leaves(
-        OPERATION, "carry", carry, _carry_shape(carry, form.leaves), "(leaves, h)"
+        operation, "carry", carry, _carry_shape(carry, form.leaves), "(leaves, h)"
     )
     h = leaves[0].shape[1]
     if h == 0:
-        raise ValueError(f"{OPERATION}: the leaves of carry must have units, got {leaves[0].shape}")
+        raise ValueError(f"{operation}: the leaves of carry must have units, got {leaves[0].shape}")
     taken = [c.children for c in cells]
     if max(taken) != form.slots:
         raise ValueError(
-            f"{OPERATION}: the cell takes {max(taken)} children, the script's rows have "
+            f"{operation}: the cell takes {max(taken)} children, the script's rows have "
             f"{form.slots} slots: they must be equal, by dynamic.cell(children={form.slots}) or "
             f"dynamic.Layout(slots={max(taken)})"
         )
     kinds = []
     for i, (c, w, b) in enumerate(zip(cells, every_weights, biases, strict=True)):
         of = f"[{i}]" if len(cells) > 1 else ""
-        w, products = (None, 0) if w is None else _weights(f"weights{of}", w, c, h)
+        w, products = (None, 0) if w is None else _weights(operation, f"weights{of}", w, c, h)
         if b is not None and products == 0:
-            raise ValueError(f"{OPERATION}: bias{of} is given, but there are no products for it")
-        b = None if b is None else as_vector(OPERATION, f"bias{of}", b, products * h)
+            raise ValueError(f"{operation}: bias{of} is given, but there are no products for it")
+        b = None if b is None else as_vector(operation, f"bias{of}", b, products * h)
         kinds.append(Kind(c, w, b, products))
     dtype, gates = leaves[-1].dtype, 0
     if xs is not None:
-        xs = as_array_of_rank(OPERATION, "xs", xs, 2)
-        check_floating(OPERATION, xs=xs)
+        xs = as_array_of_rank(operation, "xs", xs, 2)
+        check_floating(operation, xs=xs)
         if form.inputs == 0:
-            raise ValueError(f"{OPERATION}: xs are given, but no row of the script has inputs")
+            raise ValueError(f"{operation}: xs are given, but no row of the script has inputs")
         if xs.shape[0] != form.inputs or xs.shape[1] == 0 or xs.shape[1] % h:
             raise ValueError(
-                f"{OPERATION}: xs must be (inputs, gates * h) with {form.inputs} inputs and "
+                f"{operation}: xs must be (inputs, gates * h) with {form.inputs} inputs and "
                 f"h = {h}, got shape {xs.shape}"
             )
         dtype, gates = xs.dtype, xs.shape[1] // h
@@ -116,7 +114,9 @@ def _carry_shape(carry: Any, leaves: int) -> tuple[int, int]:
     return leaves, shape[-1] if len(shape) == 2 else 0
 
 
-def _of_kinds(cell: Any, weights: Any, bias: Any, kinds: int) -> tuple[list[Any], ...]:
+def _of_kinds(
+    operation: str, cell: Any, weights: Any, bias: Any, kinds: int
+) -> tuple[list[Any], ...]:
     """Cells, weights and biases, one for each kind of rows."""
     if not isinstance(cell, tuple | list):
         given: list[list[Any]] = [[cell], [weights], [bias]]
@@ -126,37 +126,37 @@ def _of_kinds(cell: Any, weights: Any, bias: Any, kinds: int) -> tuple[list[Any]
             if not isinstance(x, tuple | list) or len(x) != len(cell):
                 got = f"{len(x)}" if isinstance(x, tuple | list) else type(x).__name__
                 raise ValueError(
-                    f"{OPERATION}: of {len(cell)} cells, {name} must be a tuple of as many, "
+                    f"{operation}: of {len(cell)} cells, {name} must be a tuple of as many, "
                     f"got {got}"
                 )
             given.append(list(x))
     for c in given[0]:
         if not isinstance(c, Cell):
             raise TypeError(
-                f"{OPERATION}: cell must be made by dynamic.cell or dynamic.chain, got "
+                f"{operation}: cell must be made by dynamic.cell or dynamic.chain, got "
                 f"{type(c).__name__}"
             )
     if len(given[0]) != kinds:
         raise ValueError(
-            f"{OPERATION}: the script has {kinds} kinds of rows, got {len(given[0])} cells"
+            f"{operation}: the script has {kinds} kinds of rows, got {len(given[0])} cells"
         )
     return tuple(given)
 
 
-def _weights(name: str, weights: Any, cell: Cell, h: int) -> tuple[Any, int]:
+def _weights(operation: str, name: str, weights: Any, cell: Cell, h: int) -> tuple[Any, int]:
     """Weights (K h, P h), and P."""
     expected = (
         f"(K h, P h), K = {cell.children} and h = {h}, or a CSR matrix (P h, K h), or None for a "
         "cell without products"
     )
     if isinstance(weights, CSR):
-        dense = jnp.swapaxes(as_weights(OPERATION, name, weights).todense(), 0, 1)
+        dense = jnp.swapaxes(as_weights(operation, name, weights).todense(), 0, 1)
     else:
-        dense = as_array_of_rank(OPERATION, name, weights, 2)
-    check_floating(OPERATION, weights=dense)
+        dense = as_array_of_rank(operation, name, weights, 2)
+    check_floating(operation, weights=dense)
     rows, columns = dense.shape
     if rows != cell.children * h or columns == 0 or columns % h:
-        raise ValueError(f"{OPERATION}: {name} must be {expected}, got shape {weights.shape}")
+        raise ValueError(f"{operation}: {name} must be {expected}, got shape {weights.shape}")
     return dense, columns // h
 
 

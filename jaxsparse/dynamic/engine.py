@@ -58,18 +58,27 @@ def source(step: Step, form: ScanForm, spans: Sequence[str], plan: Plan, delay: 
     ``spans`` are the dimensions that inputs do not repeat along, and ``delay`` is
     `recurrent.engine.most_delay`.
     """
-    outputs = tuple("float32" if wide else form.state_dtype for wide in step.wide_outputs)
-    dtype = _ffi.SCAN_DTYPES[form.state_dtype]
-    of_row = ", ".join(str("r" in span).lower() for span in spans)
     return (
         f'#include "{_FILE}"\n#include "cuda/pointwise.cuh"\n\n'
         f"{printed_step(step, prepares=form.emits)}\n"
+        f"{printed_plan(step, form, spans, plan.constants, delay)}"
+    )
+
+
+def printed_plan(
+    step: Step, form: ScanForm, spans: Sequence[str], constants: str, delay: int
+) -> str:
+    """A pass's plan as device code: its constants, and what does not follow from these."""
+    of_row = ", ".join(str("r" in span).lower() for span in spans)
+    outputs = tuple("float32" if wide else form.state_dtype for wide in step.wide_outputs)
+    dtype = _ffi.SCAN_DTYPES[form.state_dtype]
+    return (
         "struct PrintedPlan {\n"
         f"  using State = {dtype};\n"
         f"  using Weight = {dtype};\n"
         f"{printer.print_arrays(step.inputs, form.input_dtypes, step.outputs, outputs)}"
         f"  static constexpr bool kInputIsOfRow[] = {{{of_row or 'false'}}};\n"
-        f"{plan.constants}"
+        f"{constants}"
         f"  static constexpr unsigned kMostDelay = {delay};\n"
         "};\n"
     )

@@ -1,4 +1,4 @@
-"""What a scan over graphs runs as, and what its script holds."""
+"""What scans over graphs and losses run as, and what their scripts hold."""
 
 from __future__ import annotations
 
@@ -30,6 +30,13 @@ class ExplainedDynamicScan:
     def __str__(self) -> str:
         lines = (self.problem, *map(str, self.scripts))
         return "\n  ".join((*lines, *by_device(self.here, self.device, str(self.plan))))
+
+
+@dataclasses.dataclass(frozen=True)
+class ExplainedDynamicLoss(ExplainedDynamicScan):
+    """The loss of a net over graphs and its gradient, and what they run as."""
+
+    operation: ClassVar[str] = "dynamic_loss"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,28 +89,49 @@ def explained_dynamic_scan(
     call: TypedCall, here: str, device: Device, scripts: Sequence[Script]
 ) -> ExplainedDynamicScan:
     """What a scan runs as on a GPU, as it is given, beside what is said of this machine."""
-    step, form = call.params["step"], call.params["form"]
+    step, emits = call.params["step"], call.params["emits"]
+    problem = _problem(call, step.states if emits else step.products)
+    if emits:
+        problem += ", from the roots to the leaves"
+    own = _of_form(call, scripts)
+    return ExplainedDynamicScan(problem, own, here, device.name, planned_dynamic(call, device))
+
+
+def explained_dynamic_loss(
+    call: TypedCall, here: str, device: Device, scripts: Sequence[Script]
+) -> ExplainedDynamicLoss:
+    """The same of a loss and its gradient."""
+    classes = call.operands[3].shape[-1]
+    problem = f"{_problem(call, call.params['step'].products)}; the loss of {classes} classes"
+    own = _of_form(call, scripts)
+    return ExplainedDynamicLoss(
+        f"{problem}, and its gradient", own, here, device.name, planned_dynamic(call, device)
+    )
+
+
+def _problem(call: TypedCall, products: int) -> str:
+    """The form of a scan."""
+    form = call.params["form"]
     kinds, rows, _ = call.operands[0].shape[-3:]
-    products = step.states if call.params["emits"] else step.products
     groups = "1 group" if form.groups == 1 else f"{form.groups} groups"
-    problem = (
-        f"{step.name}: {products} products of {rows // form.slots} units, "
+    return (
+        f"{call.params['step'].name}: {products} products of {rows // form.slots} units, "
         f"{call.params['dtype']} state, {f'{kinds} kinds, ' if kinds > 1 else ''}{form.slots} "
         f"children; room for {form.leaves} leaves and {form.tiles} tiles of {form.width} rows in "
-        f"{groups}{', from the roots to the leaves' if call.params['emits'] else ''}"
-    )
-    of_form = tuple(ScriptSummary.of(s) for s in scripts if s.form == form)
-    return ExplainedDynamicScan(
-        problem, of_form, here, device.name, planned_dynamic_scan(call, device)
+        f"{groups}"
     )
 
 
-def planned_dynamic_scan(call: TypedCall, device: AnyDevice) -> Plan | NoPlan:
-    """The plan that a scan runs by on a device, or why it runs without."""
+def _of_form(call: TypedCall, scripts: Sequence[Script]) -> tuple[ScriptSummary, ...]:
+    return tuple(ScriptSummary.of(s) for s in scripts if s.form == call.params["form"])
+
+
+def planned_dynamic(call: TypedCall, device: AnyDevice) -> Plan | NoPlan:
+    """The plan that a scan or a loss runs by on a device, or why it runs without."""
     choice = choose_or_refuse(call, device)
     if isinstance(choice, Refused):
         return NoPlan(choice.reason, refused=True)
     if isinstance(choice, Fallback):
-        return NoPlan(choice.reason)
+        return NoPlan(choice.reason, instead=call.operation.plain)
     plan: Plan = choice.plan
     return plan

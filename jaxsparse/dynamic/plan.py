@@ -15,6 +15,7 @@ from jaxsparse.recurrent.plan import COMPUTE_CAPABILITY
 
 TILE_ROWS: int = _ffi.TEAM_TILE_ROWS  # the rows of a tile that kernels take
 PLAIN = "a loop of XLA over tiles"  # what a scan is without a kernel
+PLAIN_LOSS = "two scans, and the heads between them"  # what a loss and its gradient are without one
 # Microseconds of a tile in such a loop, in which a GPU waits for the start of several kernels, by
 # whether the scan emits; tiles of more than 8 rows take longer. Measured on an H200.
 _LOOP_TILE = {False: 4.5, True: 8.5}
@@ -79,9 +80,10 @@ class NoPlan:
 
     reason: str
     refused: bool = False  # a kernel was asked for, so that there is an error in its place
+    instead: str = PLAIN  # what runs without a kernel
 
     def __str__(self) -> str:
-        return f"{'refused' if self.refused else PLAIN}, because {self.reason}"
+        return f"{'refused' if self.refused else self.instead}, because {self.reason}"
 
 
 def make_plan(form: ScanForm, device: Device, variant: str | None = None) -> Plan | NoPlan:
@@ -92,7 +94,7 @@ def make_plan(form: ScanForm, device: Device, variant: str | None = None) -> Pla
         device: the GPU.
         variant: the only one to consider.
     """
-    if reason := _refusal(form, device):
+    if reason := refusal(form, device):
         return NoPlan(reason)
     return _made_plan(form, device, variant)
 
@@ -102,7 +104,7 @@ def loop_microseconds(form: ScanForm) -> float:
     return form.tiles * _LOOP_TILE[form.emits]
 
 
-def _refusal(form: ScanForm, device: Device) -> str:
+def refusal(form: ScanForm, device: Device) -> str:
     """Why no kernel takes operands of a form, whatever its sizes; empty if some may."""
     if lacks := device.lacks_for(COMPUTE_CAPABILITY):
         return lacks

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxsparse import backend
-from jaxsparse.dynamic.arguments import OPERATION, Arguments, checked_arguments, stacked_weights
+from jaxsparse.dynamic.arguments import Arguments, checked_arguments, stacked_weights
 from jaxsparse.dynamic.cell_checks import checked_step
 from jaxsparse.dynamic.primitive import Operands, scan_bind
 from jaxsparse.dynamic.primitive.operands import FULL
@@ -16,6 +16,8 @@ from jaxsparse.dynamic.script import Script
 from jaxsparse.precision import accumulator_dtype, promoted
 from jaxsparse.recurrent.arguments import check_precision
 from jaxsparse.recurrent.run import wide_leaves
+
+OPERATION = "dynamic.scan"
 
 
 def scan(
@@ -104,29 +106,17 @@ def scan(
     """
     backend.check_implementation(OPERATION, implementation)
     precision = check_precision(OPERATION, precision)
-    given = checked_arguments(cell, weights, carry, script, xs, bias)
-    form = script.form
-    wide = wide_leaves(given.carry, given.dtype)
-    step = checked_step(given.of_cells, form.slots, given.tree, wide)
-    if form.computed == 0:
+    given = checked_arguments(OPERATION, cell, weights, carry, script, xs, bias)
+    operands, params = prepared(given, script)
+    if script.form.computed == 0:
         return jax.tree.unflatten(
             given.tree, [jnp.zeros((0, given.h), x.dtype) for x in given.carry]
         )
-    accumulator = accumulator_dtype(given.dtype)
-    inputs, spans = _inputs(given, script)
+    step = params["step"]
     results = scan_bind(
-        Operands(
-            stacked_weights(given.kinds, form.slots, given.h, given.dtype),
-            jnp.asarray(script.words),
-            jnp.expand_dims(given.carry[-1].astype(given.dtype), 1),
-            tuple(given.carry[i].astype(accumulator) for i in step.read),
-            inputs,
-        ),
-        step=step,
+        operands,
+        **params,
         emits=False,
-        form=form,
-        dtype=given.dtype.name,
-        spans=spans,
         precision=precision,
         recompute=bool(recompute),
         implementation=implementation,
@@ -136,6 +126,22 @@ def scan(
     found |= {i: y[:, 0] for i, y in zip(step.kept, results.outputs, strict=True)}
     leaves = [found[i].astype(x.dtype) for i, x in enumerate(given.carry)]
     return jax.tree.unflatten(given.tree, leaves)
+
+
+def prepared(given: Arguments, script: Script) -> tuple[Operands, dict[str, Any]]:
+    """The operands of a scan, and what the program is compiled for."""
+    form, wide = script.form, wide_leaves(given.carry, given.dtype)
+    step = checked_step(given.of_cells, form.slots, given.tree, wide)
+    accumulator = accumulator_dtype(given.dtype)
+    inputs, spans = _inputs(given, script)
+    operands = Operands(
+        stacked_weights(given.kinds, form.slots, given.h, given.dtype),
+        jnp.asarray(script.words),
+        jnp.expand_dims(given.carry[-1].astype(given.dtype), 1),
+        tuple(given.carry[i].astype(accumulator) for i in step.read),
+        inputs,
+    )
+    return operands, {"step": step, "form": form, "dtype": given.dtype.name, "spans": spans}
 
 
 def _inputs(given: Arguments, script: Script) -> tuple[tuple[jax.Array, ...], tuple[str, ...]]:

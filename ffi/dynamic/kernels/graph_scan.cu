@@ -2,38 +2,21 @@
 // chip each, and run side by side; a team's blocks find each other's states in the results
 // themselves, whose words are their own flags. There are no levels and no barriers: a tile is made
 // as soon as its sources are there.
-#include "dynamic/kernels/carry_window.cuh"
 #include "dynamic/kernels/emit_product.cuh"
 #include "dynamic/kernels/emit_steps.cuh"
 #include "dynamic/kernels/emit_sums.cuh"
 #include "dynamic/kernels/gather_product.cuh"
 #include "dynamic/kernels/gather_steps.cuh"
 #include "dynamic/kernels/team.h"
-#include "dynamic/kernels/team_fma.cuh"
+#include "dynamic/kernels/team_pass.cuh"
+#include "dynamic/kernels/team_product.cuh"
 
 namespace jaxsparse {
 
-// How product warps multiply by a block's part of a matrix.
-template <bool kTensorCores, typename Plan, typename Matrix>
-struct TeamProductOf {
-  using type = TeamFma<Plan, Matrix>;
-};
-template <typename Plan, typename Matrix>
-struct TeamProductOf<true, Plan, Matrix> {
-  using type = TeamMma<Plan, Matrix>;
-};
-template <typename Plan, typename Matrix>
-using TeamProduct = typename TeamProductOf<Plan::kSizes.tensor_cores, Plan, Matrix>::type;
-
-// By the first thread of a block, before the others go on: what warps tell each other.
+// By the first thread of a block, before the others go on.
 template <typename Plan>
 __device__ __forceinline__ volatile uint32_t* BeginBlock(Words4* shared) {
-  volatile uint32_t* stop = reinterpret_cast<uint32_t*>(shared) + Plan::kSizes.flag_at / 4;
-  if (threadIdx.x == 0) {
-    *stop = 0;
-    Ring<Plan>(shared).Init();
-    if constexpr (Plan::kSizes.made > 0) CarryWindow<Plan>(shared).Init();
-  }
+  volatile uint32_t* stop = BeginPass<Plan>(shared);
   __syncthreads();
   return stop;
 }

@@ -21,13 +21,13 @@ struct TeamConfig {
   int sets = 1;             // of pointwise warps, which take tiles in turn
   int carries = 0;          // of a row: where rows gather
   int sum_warps = 0;  // that sum the parts of products, if pointwise warps don't: where rows emit
-  int passed = 0;     // values of a unit that pointwise warps pass to these: carries for sources
-  int window = 0;     // tiles whose carries or sums lie in shared memory: a power of 2, or 0
-  int stages = 4;     // of the ring between warps
+  int beside_warps = 0;  // of the launch, that have no part in this pass
+  int passed = 0;        // values of a unit that pointwise warps pass to these: carries for sources
+  int window = 0;        // tiles whose carries or sums lie in shared memory: a power of 2, or 0
+  int stages = 4;        // of the ring between warps
   int register_chunks = 0;  // chunks of columns of a warp whose weights, of every kind, stay in
                             // registers; the others' are read from shared memory for every tile
-  bool asks_ahead = false;  // warps ask for a tile's states before they have those of the last one:
-                            // where rows gather
+  bool asks_ahead = false;  // warps ask for a tile's states before they have those of the last one
   int product_registers = 0;    // of a product thread, or 0 for an equal share; if not 0, all
                                 // numbers of warps have to be multiples of 4
   int pointwise_registers = 0;  // the same of the others
@@ -103,7 +103,7 @@ struct TeamSizes : TeamConfig {
                         (tensor_cores ? 4 * row_tiles * chains : (lane_rows + 4) * batch_tile);
 
   // The same for all threads: each quarter of a multiprocessor has 512 for every lane of its warps.
-  int all_warps = warps + pointwise_warps + sum_warps;
+  int all_warps = warps + pointwise_warps + sum_warps + beside_warps;
   int thread_registers = 512 / ((all_warps + 3) / 4) / 8 * 8;
 
   // Where rows gather: how many tiles before its own one may be whose carries are not proved to be

@@ -6,10 +6,10 @@
 #include <cstring>
 #include <fstream>
 #include <iostream>
-#include <iterator>
 #include <string>
 #include <vector>
 
+#include "device/call_files.h"
 #include "dynamic/problem.h"
 #include "dynamic/script.h"
 #include "emulated/concurrent_blocks.h"
@@ -18,23 +18,10 @@ namespace jaxsparse {
 
 alignas(16) __shared__ Words4 shared[16384];
 
-using Bytes = std::vector<char>;
-
-inline Bytes ReadAll(const std::string& file) {
-  std::ifstream stream(file, std::ios::binary);
-  return Bytes(std::istreambuf_iterator<char>(stream), {});
-}
-
-inline float* FloatsOf(Bytes& bytes) { return reinterpret_cast<float*>(bytes.data()); }
-
 // What the FFI target does (dynamic/dynamic_scan_ffi.cc), with arrays in its order.
 inline int RunCall(const std::string& folder, void (*kernel)(const GraphScanProblem)) {
-  std::ifstream sizes(folder + "/sizes");
-  const auto next = [&] {
-    int64_t size = -1;
-    sizes >> size;
-    return size;
-  };
+  CallFiles files(folder);
+  const auto next = [&] { return files.Next(); };
   const bool emits = next() != 0;
   const int64_t products = next(), hidden = next(), carries = next();
   ScriptForm form;
@@ -46,11 +33,8 @@ inline int RunCall(const std::string& folder, void (*kernel)(const GraphScanProb
   launch.blocks = static_cast<int>(next());
   launch.threads = static_cast<int>(next());
   const int shared_bytes = static_cast<int>(next());
-  std::vector<Bytes> operands(static_cast<size_t>(next())), results(static_cast<size_t>(next()));
-  for (Bytes& result : results) result.assign(static_cast<size_t>(next()), 7);
-  for (size_t i = 0; i < operands.size(); ++i) {
-    operands[i] = ReadAll(folder + "/operand" + std::to_string(i));
-  }
+  files.Read();
+  std::vector<Bytes>&operands = files.operands, &results = files.results;
 
   GraphScanProblem p;
   p.leaves = static_cast<int32_t>(form.leaves);
@@ -98,10 +82,7 @@ inline int RunCall(const std::string& folder, void (*kernel)(const GraphScanProb
   p.arrivals = arrivals.data();
   emulated::Launch(launch, {reinterpret_cast<char*>(shared), sizeof(shared)}, shared_bytes,
                    [&] { kernel(p); });
-  for (size_t i = 0; i < results.size(); ++i) {
-    std::ofstream(folder + "/result" + std::to_string(i), std::ios::binary)
-        .write(results[i].data(), static_cast<std::streamsize>(results[i].size()));
-  }
+  files.Write();
   std::cout << (error == ~0u ? "done" : "timed out") << std::endl;
   return 0;
 }

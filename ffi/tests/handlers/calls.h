@@ -2,8 +2,6 @@
 // fits in place of another one.
 #pragma once
 
-#include "dynamic/script.h"
-#include "dynamic/workspace.h"
 #include "handlers/frame.h"
 #include "recurrent/launches.h"
 
@@ -352,52 +350,6 @@ inline TestCall WaveCall(bool transposed, int64_t steps = 9) {
                      {"outputs", "2"},
                      {"output_dtypes", "float32"}};
   AddLaunch(launches, 12, 1, &call);
-  return call;
-}
-
-// Of a cell of 5 products for two children, one carry, an input of each row and one that repeats,
-// or of its adjoint.
-inline TestCall GraphScanCall(bool emits, const std::string& dtype, int64_t tiles = 3) {
-  constexpr int64_t kUnits = 16, kLeaves = 10, kProducts = 5, kSlots = 2, kKinds = 3, kTeams = 2;
-  const ScriptForm form{.leaves = kLeaves,
-                        .tiles = tiles,
-                        .graphs = 4,
-                        .width = 8,
-                        .slots = kSlots,
-                        .groups = 6,
-                        .kinds = kKinds};
-  const int64_t rows = tiles * form.width;
-  TestCall call;
-  call.operands = {{"weights", dtype, {kKinds, kSlots * kUnits, kProducts * kUnits}},
-                   {"script", "int32", {form.ChannelsAt()}}};
-  call.results = {{"states", dtype, {rows, emits ? kProducts : 1, kUnits}}};
-  if (emits) {
-    Add(&call.results,
-        {{"reached", "float32", {kLeaves, 1, kUnits}}, {"carry", "float32", {kLeaves, kUnits}}});
-  } else {
-    Add(&call.operands,
-        {{"state", dtype, {kLeaves, 1, kUnits}}, {"carry", "float32", {kLeaves, kUnits}}});
-    call.results.push_back({"carry", "float32", {rows, kUnits}});
-  }
-  Add(&call.operands, {{"input", dtype, {rows, 3, kUnits}}, {"input", "float32", {1, 7, kUnits}}});
-  Add(&call.results,
-      {{"output", dtype, {rows, 2, kUnits}}, {"output", "float32", {rows, 1, kUnits}}});
-  const GraphWorkspace workspace(kTeams, emits ? 2 : 0, rows * kUnits);
-  call.results.push_back({"workspace", "uint8", {workspace.Bytes()}});
-  call.attributes = {{"emits", emits},
-                     {"products", kProducts},
-                     {"slots", kSlots},
-                     {"kinds", kKinds},
-                     {"leaves", kLeaves},
-                     {"tiles", tiles},
-                     {"script_groups", form.groups},
-                     {"window", int64_t{0}},
-                     {"carries", int64_t{1}},
-                     {"inputs", "3rh 7h"},
-                     {"input_dtypes", dtype + " float32"},
-                     {"outputs", "2 1"},
-                     {"output_dtypes", dtype + " float32"}};
-  AddLaunch({.scans = kTeams}, 8, 1, &call);
   return call;
 }
 

@@ -1,0 +1,61 @@
+#include "dynamic/graph_call.h"
+
+#include <string>
+
+namespace jaxsparse {
+
+ScriptForm ParseScriptForm(CallParser& call) {
+  ScriptForm form;
+  form.leaves = call.Integer("leaves", 0, kMostIndex);
+  form.tiles = call.Integer("tiles", 1, kMostIndex / kTileRows);
+  form.width = kTileRows;
+  form.slots = call.Integer("slots", 1, kMaxGraphArrays);
+  form.groups = call.Integer("script_groups", 1, kMostIndex);
+  return form;
+}
+
+Array ParseScript(CallParser& call, int64_t words) {
+  Dimension all("words");
+  const Array script = call.Operand("script", {ffi::S32}, {all});
+  if (call.ok() && all.size < words) {
+    call.Fail("a script of its sizes has " + std::to_string(words) + " words or more, got " +
+              std::to_string(all.size));
+  }
+  return script;
+}
+
+void CheckUnits(CallParser& call, int64_t products, int64_t slots, const Dimension& units) {
+  if (!call.ok()) return;
+  const int64_t h = units.size;
+  if (h < 1 || products * h > kMaxMatrixRows || slots * h > kMaxMatrixRows) {
+    call.Fail("products and slots of all units must be 1 to " + std::to_string(kMaxMatrixRows) +
+              ", got " + std::to_string(products) + " and " + std::to_string(slots) + " times " +
+              std::to_string(h));
+  }
+}
+
+void CheckTeams(CallParser& call, int64_t teams, int64_t blocks) {
+  if (teams < 1 || blocks % teams == 0) return;
+  call.Fail("attribute blocks must be a multiple of scans, " + std::to_string(teams) + ", got " +
+            std::to_string(blocks));
+}
+
+ScanArrays::Input ParseInput(CallParser& call, const Span& span, std::string_view dtype,
+                             int64_t rows, const Dimension& units, const ElementType& states) {
+  const int64_t of_unit = span.has('h') ? units.size : 1;
+  ElementType type = TypeNamed(call, dtype, states);
+  ScanArrays::Input input;
+  input.array = call.Operand("input", type, {span.has('r') ? rows : 1, span.parts, of_unit});
+  input.bytes = SizeOf(DTypeOf(type));
+  input.form.part_stride = of_unit;
+  input.form.unit_stride = span.has('h') ? 1 : 0;
+  input.form.row_stride = span.has('r') ? span.parts * of_unit : 0;
+  return input;
+}
+
+GraphInput InputOf(const Batch& batch, int64_t entry, const ScanArrays::Input& input) {
+  return {EntryOf(batch, entry, input.array, input.bytes), input.form.row_stride,
+          input.form.part_stride, input.form.unit_stride};
+}
+
+}  // namespace jaxsparse

@@ -1,0 +1,36 @@
+// What a block of a launch that makes a loss and its gradient has in shared memory, and what its
+// warps do: both passes of team.h, and the heads between them.
+#pragma once
+
+#include "dynamic/kernels/team.h"
+
+namespace jaxsparse {
+
+struct LossSizes {
+  // Passes of as many product warps, and of as many warps in all.
+  JAXSPARSE_INLINE constexpr LossSizes(const TeamSizes& gather, const TeamSizes& emit, int classes)
+      : gather(gather), emit(emit), classes(classes) {}
+
+  TeamSizes gather, emit;
+  int classes;
+
+  // Warps that have no part in the first pass make heads.
+  int head_warps = gather.all_warps - gather.warps - gather.pointwise_warps;
+  int head_threads = head_warps * kWarp;
+  int threads = gather.all_warps * kWarp;
+
+  // Each pass has shared memory of its own, so that product warps take the second one's weights
+  // while heads are still made. Behind it: the head's weights (class, unit) and biases, and of each
+  // of its warps what it has received of a tile's logits.
+  int emit_at = RoundUp(gather.shared_bytes);
+  int head_at = emit_at + RoundUp(emit.shared_bytes);
+  int bias_at = head_at + RoundUp(classes * gather.hidden * gather.state_bytes);
+  int received_at = bias_at + RoundUp(classes * 4);
+  int warp_received = RoundUp(classes * 8 * 4);
+  int shared_bytes = received_at + head_warps * warp_received;
+
+ private:
+  JAXSPARSE_INLINE static constexpr int RoundUp(int bytes) { return (bytes + 15) / 16 * 16; }
+};
+
+}  // namespace jaxsparse

@@ -1,0 +1,128 @@
+#include "dynamic/loss_plan.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "dynamic/kernels/loss_sizes.h"
+#include "dynamic/problem.h"
+#include "dynamic/team_passes.h"
+
+namespace jaxsparse {
+namespace {
+
+constexpr int kHeadWarps = 4, kHeadRegisters = 80;
+constexpr double kHeads = 3.0;  // microseconds from the last state of all to what it emits
+
+// What shared memory has room for of both windows: first the one of carries, of near tiles.
+void OpenWindows(const GraphLossForm& form, int64_t room, TeamConfig* gather, TeamConfig* emit) {
+  emit->window = kLeastEmittingWindow;
+  gather->window = WindowOf(*gather, form.gather, room - TeamSizes(*emit).shared_bytes);
+  emit->window = WindowOf(*emit, form.emit, room - TeamSizes(*gather).shared_bytes);
+}
+
+// Both passes with the same registers, if the launch fits.
+std::optional<GraphLossPlan> PlanOf(const TeamVariant& variant, const GraphLossForm& form,
+                                    const Gpu& gpu, int64_t units, const RingKind& of_gather,
+                                    const RingKind& of_emit, int sets, int sets_of_emit) {
+  TeamConfig gather = PassConfig(form.gather, units, of_gather, sets);
+  TeamConfig emit = PassConfig(form.emit, units, of_emit, sets_of_emit);
+  const int of_pass = emit.pointwise_warps + emit.sum_warps;
+  const int others = std::max(gather.pointwise_warps + kHeadWarps, of_pass);
+  gather.beside_warps = others - gather.pointwise_warps;
+  emit.beside_warps = others - of_pass;
+  // Warps keep their registers when they go from one pass to the other.
+  ThreadRegisters needed = NeededRegisters(form.gather, gather);
+  const ThreadRegisters of_back = NeededRegisters(form.emit, emit);
+  needed.pointwise = std::max(needed.pointwise, of_back.pointwise);
+  needed.others = std::max(of_back.others, kHeadRegisters);
+  const ThreadRegisters registers =
+      DistributeRegisters(TeamSizes(gather), gather.beside_warps, needed);
+  KeepWeights(form.gather, registers, &gather);
+  KeepWeights(form.emit, registers, &emit);
+  const int classes = static_cast<int>(form.classes);
+  const TeamSizes without(gather), without_back(emit);
+  const int of_heads = LossSizes(without, without_back, classes).shared_bytes -
+                       without.shared_bytes - without_back.shared_bytes;
+  OpenWindows(form, gpu.shared_bytes - of_heads, &gather, &emit);
+  if (emit.window == 0) return std::nullopt;
+  const TeamSizes first(gather), second(emit);
+  const LossSizes sizes(first, second, classes);
+  const int64_t room = gpu.multiprocessors / first.blocks;
+  const int64_t teams = std::min({form.gather.groups, room, int64_t{kMaxScansOfLaunch}});
+  if (teams == 0 || sizes.shared_bytes > gpu.shared_bytes ||
+      std::min(first.chunks, second.chunks) < of_gather.warps) {
+    return std::nullopt;
+  }
+  GraphLossPlan plan;
+  TeamPlan& launch = plan.launch;
+  launch.variant = &variant;
+  launch.teams = static_cast<int>(teams);
+  launch.constants = PassConstants(gather, form.gather, teams, variant.barrier);
+  plan.emit_constants = PassConstants(emit, form.emit, teams, variant.barrier);
+  launch.blocks = first.blocks;
+  launch.threads = sizes.threads;
+  launch.shared_bytes = sizes.shared_bytes;
+  launch.window = second.window;
+  launch.poll_delay = 400;
+  launch.poll_delay_increase = launch.poll_delay_decrease = 8;
+  const int chunks = first.register_chunks + second.register_chunks;
+  launch.in_registers = static_cast<double>(chunks) / (first.weight_chunks + second.weight_chunks);
+  TeamPlan back = launch;
+  PredictPass(form.gather, first, &launch);
+  PredictPass(form.emit, second, &back);
+  launch.tile_microseconds += back.tile_microseconds;
+  launch.beside_microseconds += back.beside_microseconds;
+  launch.total_microseconds += back.total_microseconds - kStartMicroseconds + kHeads;
+  return plan;
+}
+
+void KeepFaster(std::optional<GraphLossPlan> plan, std::optional<GraphLossPlan>* best) {
+  if (plan && (!*best || plan->launch.total_microseconds < (*best)->launch.total_microseconds)) {
+    *best = std::move(plan);
+  }
+}
+
+std::optional<GraphLossPlan> BestOf(const TeamVariant& variant, const GraphLossForm& form,
+                                    const Gpu& gpu) {
+  std::optional<GraphLossPlan> best;
+  const int64_t hidden = form.gather.hidden;
+  for (int64_t units = 8; units < hidden + 8; units += 8) {
+    if (!IsWorthPlanning(form.gather, units)) continue;
+    for (const RingKind& of_gather : kRings) {
+      for (const RingKind& of_emit : kEmittingRings) {
+        if (of_gather.warps != of_emit.warps) continue;
+        const int most_sets = variant.barrier ? 1 : kMostSets;
+        for (int sets = 1; sets <= most_sets; ++sets) {
+          for (int sets_of_emit = 1; sets_of_emit <= most_sets; ++sets_of_emit) {
+            KeepFaster(PlanOf(variant, form, gpu, units, of_gather, of_emit, sets, sets_of_emit),
+                       &best);
+          }
+        }
+      }
+    }
+  }
+  return best;
+}
+
+}  // namespace
+
+LossChoice PlanLoss(const GraphLossForm& form, const Gpu& gpu, const std::string& wanted) {
+  LossChoice choice;
+  for (const TeamVariant& variant : kTeamVariants) {
+    if (wanted.empty() ? variant.barrier : wanted != variant.name) continue;
+    std::string reason = ReasonAgainst(variant, form.emit);
+    if (reason.empty()) {
+      choice.best = BestOf(variant, form, gpu);
+      if (choice.best) return choice;
+      reason = "both passes and the head of " + std::to_string(form.classes) + " classes of " +
+               std::to_string(form.gather.hidden) +
+               " units don't fit the registers and shared memory of " +
+               std::to_string(gpu.multiprocessors) + " multiprocessors";
+    }
+    if (!choice.reason.empty()) choice.reason += "; ";
+    choice.reason += std::string(variant.name) + ": " + reason;
+  }
+  return choice;
+}
+
+}  // namespace jaxsparse
