@@ -55,6 +55,7 @@ class GatherProducts {
   }
 
   __device__ __forceinline__ void Run(const GraphScanProblem& p) {
+    MeetBlock<Plan>();  // weights are no longer on their way through the ring
     const Sources first = Take(p), second = Take(p);  // on their way together
     if (!first.tile.exists) return;
     backoff_.Start();

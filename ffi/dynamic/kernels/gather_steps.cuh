@@ -51,6 +51,7 @@ class GatherSteps {
   }
 
   __device__ __forceinline__ void Run(const GraphScanProblem& p) {
+    MeetBlock<Plan>();
     if (set_ == 0) ClearUnused(p);
     Take(p);
     FindSources(p, set_);

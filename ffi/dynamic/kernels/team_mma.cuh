@@ -81,7 +81,9 @@ class TeamMma {
         }
       }
     }
-    if constexpr (Loads::kStages) WaitAt<kSizes.product_threads>(kProductWarps);
+    if constexpr (Loads::kStages && !Plan::kBarrier) {
+      WaitAt<kSizes.product_threads>(kProductWarps);
+    }
   }
 
   // The row of the tile whose states the lane loads, and the first of their columns.
