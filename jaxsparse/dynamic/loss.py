@@ -26,7 +26,7 @@ from jaxsparse.dynamic.loss_primitive import Operands, Results, loss_bind
 from jaxsparse.dynamic.loss_primitive.plain import labelled_rows, states_by_scan
 from jaxsparse.dynamic.loss_primitive.steps import steps_of
 from jaxsparse.dynamic.primitive.operands import FULL
-from jaxsparse.dynamic.primitive.row_products import products_of_rows
+from jaxsparse.dynamic.primitive.row_products import products_of_rows, sum_of_rows
 from jaxsparse.dynamic.scan import prepared
 from jaxsparse.dynamic.script import Script
 from jaxsparse.precision import accumulator_dtype, promoted
@@ -201,6 +201,8 @@ def _inner_products(
             yield inner(gradient, tangent)
     for i, place in zip(params["active"], steps.places, strict=True):
         gradient = made.products if place is None else made.outputs[place]
+        if params["implementation"] != "xla" and "r" not in params["spans"][i]:
+            gradient = sum_of_rows(gradient)
         yield inner(gradient, dx.inputs[i])
 
 
