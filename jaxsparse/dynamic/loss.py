@@ -74,10 +74,11 @@ def loss(
         head: a `SoftmaxHead`.
         bias: ``(P h,)``, added to the products.
         precision: of float32 products, as in `scan`.
-        implementation: None or "xla", two scans and products; or "cuda", one launch for value and
-            gradient on a GPU of compute capability 9.0, of what team kernels take, of one kind of
-            rows and a head whose weights have the states' dtype. Where they don't take it, that is
-            an error. None takes the launch where it is predicted to be faster.
+        implementation: "xla", two loops of XLA over tiles and products; "cuda", one launch for
+            value and gradient on a GPU of compute capability 9.0, of what team kernels take, of one
+            kind of rows and a head whose weights have the states' dtype; where they don't take it,
+            that is an error. None: what is predicted to be faster, the launch or two scans, each
+            as `scan` runs it.
         variant: the name of a kernel variant to force.
 
     Returns:
