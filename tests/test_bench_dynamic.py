@@ -256,19 +256,21 @@ def test_widths_are_about_those_of_levels():
     assert taken == [["levels-8", "levels-32"], ["levels-8", "levels-32", "levels-64"]]
 
 
-def test_programs_of_the_next_problems_are_built_with_those_of_the_first():
-    nets = tuple(small("tree_lstm", batch) for batch in (1, 2))
+def test_programs_of_the_next_problems_are_built_by_threads_that_would_be_idle(monkeypatch):
+    monkeypatch.setattr(selection, "_threads", lambda: 2)
+    nets = tuple(small("tree_lstm", batch) for batch in (1, 2, 3))
     made = selection.DynamicSelection(
         nets, (IMPLEMENTATIONS["jaxsparse"],), ("float32",), ("pack",), {}
     )
-    later = made._cases(nets[1])
+    later, last = made._cases(nets[1]), made._cases(nets[2])
     assert not are_compiled(later)
     (first,) = made.cases(nets[0])
-    assert are_compiled(later)
+    assert are_compiled(later) and not are_compiled(last)
     built = later[0]._built("pack")
     first.ran("pack")
     (second,) = made.cases(nets[1])
     assert second._built("pack") is built and are_compiled([first])  # it was measured
+    assert not are_compiled(last)  # nothing was left to build
 
 
 def test_kernels_take_both_directions():
