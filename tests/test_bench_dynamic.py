@@ -273,6 +273,21 @@ def test_programs_of_the_next_problems_are_built_by_threads_that_would_be_idle(m
     assert not are_compiled(last)  # nothing was left to build
 
 
+@pytest.mark.parametrize("name", ["jaxsparse", "width-8", "groups-8"])
+def test_rows_without_kernels_have_none(name):
+    """Although kernels would take their tiles, which have 8 rows."""
+    problem = replace(small("tree_lstm", 8), hidden=32)
+    (way,) = IMPLEMENTATIONS[name].build.args
+    (step,), batches = problem.groups()[0], way.batches
+    batch = batches.one(problem, step, batches.room(problem, [step]))
+    assert batch.script.form.width == 8
+    params = {k: jnp.float32(x) for k, x in problem.net.parameters(problem.sizes).items()}
+    rows = params.pop("table")[jnp.maximum(problem.net.word_ids(batch), 0)]
+    loss = way.loss(problem, "float32")
+    found = explain(lambda params: loss(params, rows, batch)[0], params, device=H200)
+    assert [str(e.plan).partition(",")[0] for e in found] == ["a loop of XLA over tiles"]
+
+
 def test_kernels_take_both_directions():
     """Each scan of a net of words and letters, and its gradient, is one launch."""
     problem = replace(small("bilstm_letters"), hidden=32)
