@@ -423,6 +423,8 @@ def test_the_fastest_plain_jax_stands_beside_ours():
     table = list(report.tables(panel))[1]
     names = [f"{ours} bfloat16", "loop, JAX's gradient tf32"]
     assert table.cells[1][1:] == [*names, "5", "3", "0.5", "934"]
+    (with_loss,) = panels([*rows, row(IMPLEMENTATIONS["jaxsparse-loss"].way, "bfloat16", 5.0)])
+    assert "one launch" in list(report.tables(with_loss))[1].cells[1][1]
     (alone,) = panels(rows[:2])
     assert not any("plain JAX" in table.title for table in report.tables(alone))
 
