@@ -57,7 +57,7 @@ def loss(
     all those whose label is not -1, or the roots, where the labels are of graphs.
 
     The value is a scan, and a product over all of its rows. Its gradient is what this function is
-    for: under ``jax.grad`` or ``jax.value_and_grad`` value and gradient are one launch on a GPU,
+    for: under ``jax.grad`` or ``jax.value_and_grad`` value and gradient can be one launch on a GPU,
     which makes heads as soon as there are states, and begins its way back at the roots as soon as
     these have heads. Behind it are products over all rows, for the gradients of both weights.
 
