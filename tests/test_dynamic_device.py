@@ -196,15 +196,15 @@ def test_layouts_have_a_group_for_each_team():
         with pytest.raises(ValueError, match="no kernel yet for cells without products"):
             dynamic.Layout.teams(none, 9)
         assert dynamic.Layout.choose(none, 4, 9, device=H200) == dynamic.Layout.plain(4)
-    with pytest.raises(ValueError, match="Layout.choose: .* of one kind of rows at least"):
+    with pytest.raises(ValueError, match=r"Layout\.choose: .* of one kind of rows at least"):
         dynamic.Layout.choose((), 4, 9)
     sparse = CSR.fromdense(np.eye(80, 32, dtype=np.float32))  # (P h, K h) of 16 units
     assert dynamic.Layout.teams(sparse, 9, device=H200) == dynamic.Layout.teams(
         jax.ShapeDtypeStruct((32, 80), jnp.float32), 9, device=H200
     )
-    with pytest.raises(TypeError, match="Layout.choose: weights must be arrays, got str"):
+    with pytest.raises(TypeError, match=r"Layout\.choose: weights must be arrays, got str"):
         dynamic.Layout.choose("weights", 4, 9)
-    with pytest.raises(TypeError, match="Layout.choose: batch must be an integer"):
+    with pytest.raises(TypeError, match=r"Layout\.choose: batch must be an integer"):
         dynamic.Layout.choose(weights, 4.0, 9, device=H200)
 
 
