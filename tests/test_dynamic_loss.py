@@ -230,6 +230,8 @@ def test_errors():
         loss(head, "word")
     with pytest.raises(TypeError, match="labels must be integers, the channel 'weight' has float"):
         loss(head, "weight")
+    with pytest.raises(ValueError, match=r"dynamic\.loss: the cell tree_lstm\(2\) fails with no x"):
+        dynamic.loss(case.cell, None, carry, case.script, head=dynamic.SoftmaxHead(head))
     with pytest.raises(TypeError, match=r"dynamic.loss: script must be a dynamic.Script"):
         loss(head, script=None)
     with pytest.raises(ValueError, match=r"dynamic.loss: precision must be"):

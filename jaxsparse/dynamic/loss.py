@@ -111,7 +111,7 @@ def loss(
     precision = check_precision(OPERATION, precision)
     given = checked_arguments(OPERATION, cell, weights, carry, script, xs, bias)
     head_weights, head_bias = checked_head(OPERATION, head, script, given.h)
-    of_scan, params = prepared(given, script)
+    of_scan, params = prepared(OPERATION, given, script)
     options = {"precision": precision, "implementation": implementation, "variant": variant}
     params["labels_offset"] = labels_offset(script, head.label)
     operands = Operands(
