@@ -50,7 +50,7 @@ def no_thread_is_left():
 def test_scripts_come_in_order():
     batches = np.random.default_rng(0).integers(0, 20, (12, 3))
     form = pack(GRAPHS, batches, LAYOUT).form
-    scripts = prefetch(GRAPHS, batches, LAYOUT, form=form, depth=3)
+    scripts = prefetch(GRAPHS, batches, LAYOUT, form=form, depth=10)  # by fives
     assert len(scripts) == 12
     for ids, script in itertools.zip_longest(batches, scripts):
         assert isinstance(script.words, jax.Array)
@@ -72,7 +72,8 @@ def test_devices():
     assert script.batch_shape == (len(devices),) and script.words.sharding == sharding
 
 
-def test_no_more_than_depth_scripts_are_ahead():
+@pytest.mark.parametrize("depth, ahead", [(2, [2] * 5), (7, [5, 7, 6, 5, 7])])  # by threes
+def test_no_more_than_depth_scripts_are_ahead(depth, ahead):
     taken = []
 
     def batches():
@@ -80,16 +81,16 @@ def test_no_more_than_depth_scripts_are_ahead():
             taken.append(threading.current_thread().name)
             yield [i % 20]
 
-    with prefetch(GRAPHS, batches(), LAYOUT, depth=2) as scripts:
+    with prefetch(GRAPHS, batches(), LAYOUT, depth=depth) as scripts:
         with pytest.raises(TypeError, match="batches do not know how many they are"):
             len(scripts)
-        for seen in range(1, 6):
+        for seen, more in enumerate(ahead, 1):
             next(scripts)
             deadline = time.monotonic() + 10
-            while len(taken) < seen + 2 and time.monotonic() < deadline:
+            while len(taken) < seen + more and time.monotonic() < deadline:
                 time.sleep(0.001)
-            time.sleep(0.01)  # in which a third one would come
-            assert len(taken) == seen + 2
+            time.sleep(0.01)  # in which one more would come
+            assert len(taken) == seen + more
     assert all(name.startswith("jaxsparse-prefetch") for name in taken)
     assert not threads() and list(scripts) == []
 

@@ -26,13 +26,14 @@ def prefetch(
     layout: Layout,
     *,
     form: Form | None = None,
-    depth: int = 2,
+    depth: int = 16,
     device: Any = None,
 ) -> Prefetch:
     """The scripts of batches, in order, packed by a thread and sent to the device ahead of use.
 
     One thread packs, in C++ and without holding Python's lock, at most ``depth`` scripts ahead,
-    from when the first one is asked for. It ends with the last one, when the loop over scripts
+    from when the first one is asked for. It sends half as many at a time, which costs less than one
+    by one. It ends with the last one, when the loop over scripts
     ends early, by an exception or Ctrl-C, and with the interpreter. An exception in it, as one of
     ``batches``, comes where the script would have come.
 
@@ -71,7 +72,7 @@ def prefetch(
 
 
 class _Scripts:
-    """The next script, each time that it is asked for: what the thread runs."""
+    """The next scripts, each time that they are asked for: what the thread runs."""
 
     def __init__(
         self,
@@ -86,16 +87,19 @@ class _Scripts:
         # A default that is set for a block of code is not known to other threads.
         self._default_device = jax.config.jax_default_device  # type: ignore[attr-defined]
 
-    def next(self) -> Script | None:
-        """None behind the last one."""
+    def next(self, most: int) -> tuple[list[Script], Exception | None]:
+        """Scripts on the device, and if they are too few, why: the end, or an error."""
+        packed: list[Script] = []
+        ended: Exception | None = None
         try:
-            ids = next(self._batches)
-        except StopIteration:
-            return None
-        script = pack(self._graphs, ids, self._layout, form=self._form)
+            while len(packed) < most:
+                ids = next(self._batches)
+                packed.append(pack(self._graphs, ids, self._layout, form=self._form))
+        except Exception as error:  # it comes behind the scripts before it
+            ended = error
         with jax.default_device(self._default_device):
-            sent: Script = jax.device_put(script, self._device)
-        return sent
+            sent: list[Script] = jax.device_put(packed, self._device)
+        return sent, ended
 
 
 class Prefetch(Iterator[Script]):
@@ -108,7 +112,11 @@ class Prefetch(Iterator[Script]):
 
     def __init__(self, scripts: _Scripts, length: int | None, depth: int):
         self._scripts, self._length, self._depth = scripts, length, depth
-        self._coming: collections.deque[Future[Script | None]] = collections.deque()
+        self._together = max(1, depth // 2)  # scripts that are sent at a time
+        self._ready: collections.deque[Script] = collections.deque()
+        self._coming: collections.deque[Future[tuple[list[Script], Exception | None]]]
+        self._coming = collections.deque()
+        self._ended: Exception | None = None
         # An idle thread of an executor neither keeps the interpreter from ending nor outlives it.
         self._thread = ThreadPoolExecutor(1, "jaxsparse-prefetch")
         self._end = weakref.finalize(self, self._thread.shutdown, wait=False, cancel_futures=True)
@@ -117,21 +125,26 @@ class Prefetch(Iterator[Script]):
         if not self._end.alive:
             raise StopIteration
         try:
-            self._ask(1)
-            script = self._coming.popleft().result()
-            if script is not None:
-                self._ask(self._depth)
+            while not self._ready:
+                if self._ended is not None:
+                    raise self._ended
+                if not self._coming:
+                    self._ask()
+                scripts, self._ended = self._coming.popleft().result()
+                self._ready.extend(scripts)
+            script = self._ready.popleft()
+            while len(self._ready) + (len(self._coming) + 1) * self._together <= self._depth:
+                self._ask()
+        except StopIteration:
+            self.close()
+            raise
         except BaseException:  # KeyboardInterrupt too
             self._end()
             raise
-        if script is None:
-            self.close()
-            raise StopIteration
         return script
 
-    def _ask(self, ahead: int) -> None:
-        while len(self._coming) < ahead:
-            self._coming.append(self._thread.submit(self._scripts.next))
+    def _ask(self) -> None:
+        self._coming.append(self._thread.submit(self._scripts.next, self._together))
 
     def __len__(self) -> int:
         if self._length is None:
