@@ -7,7 +7,6 @@ import json
 from dataclasses import replace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from bench_commands import refused
@@ -20,7 +19,6 @@ from benchmarks.dynamic import (
     circuits,
     counted,
     datasets,
-    kernels,
     models,
     problems,
     programs,
@@ -32,9 +30,8 @@ from benchmarks.dynamic.batches import Scripts
 from benchmarks.dynamic.cases import DynamicCase, are_compiled
 from benchmarks.dynamic.implementations import IMPLEMENTATIONS
 from benchmarks.panels import panels
-from jaxsparse import H200, dynamic, explain
+from jaxsparse import dynamic
 from jaxsparse.dynamic.packing import pack_numpy
-from jaxsparse.dynamic.plan import Plan
 
 
 @pytest.fixture(autouse=True)
@@ -256,35 +253,21 @@ def test_widths_are_about_those_of_levels():
     assert taken == [["levels-8", "levels-32"], ["levels-8", "levels-32", "levels-64"]]
 
 
-def test_programs_of_the_next_problems_are_built_with_those_of_the_first():
-    nets = tuple(small("tree_lstm", batch) for batch in (1, 2))
+def test_programs_of_the_next_problems_are_built_by_threads_that_would_be_idle(monkeypatch):
+    monkeypatch.setattr(selection, "_threads", lambda: 2)
+    nets = tuple(small("tree_lstm", batch) for batch in (1, 2, 3))
     made = selection.DynamicSelection(
         nets, (IMPLEMENTATIONS["jaxsparse"],), ("float32",), ("pack",), {}
     )
-    later = made._cases(nets[1])
+    later, last = made._cases(nets[1]), made._cases(nets[2])
     assert not are_compiled(later)
     (first,) = made.cases(nets[0])
-    assert are_compiled(later)
+    assert are_compiled(later) and not are_compiled(last)
     built = later[0]._built("pack")
     first.ran("pack")
     (second,) = made.cases(nets[1])
     assert second._built("pack") is built and are_compiled([first])  # it was measured
-
-
-def test_kernels_take_both_directions():
-    """Each scan of a net of words and letters, and its gradient, is one launch."""
-    problem = replace(small("bilstm_letters"), hidden=32)
-    (step,), batches = problem.groups()[0], Scripts(teams="bfloat16")
-    batch = batches.one(problem, step, batches.room(problem, [step]))
-    params = {k: jnp.bfloat16(x) for k, x in problem.net.parameters(problem.sizes).items()}
-    rows = params.pop("table")[batch.script.input("word")]
-    loss = functools.partial(
-        problem.net.loss, functools.partial(dynamic.scan, implementation="cuda")
-    )
-    gradient = jax.grad(lambda params: loss(params, rows, batch)[0])
-    found = [e for e in explain(gradient, params, device=H200) if e.operation == "dynamic_scan"]
-    assert len(found) == 4
-    assert all(isinstance(e.plan, Plan) and "2 kinds" in e.problem for e in found)
+    assert not are_compiled(last)  # nothing was left to build
 
 
 def test_weights_are_counted():
@@ -406,37 +389,10 @@ def test_the_fastest_plain_jax_stands_beside_ours():
     table = list(report.tables(panel))[1]
     names = [f"{ours} bfloat16", "loop, JAX's gradient tf32"]
     assert table.cells[1][1:] == [*names, "5", "3", "0.5", "934"]
+    (with_loss,) = panels([*rows, row(IMPLEMENTATIONS["jaxsparse-loss"].way, "bfloat16", 5.0)])
+    assert "one launch" in list(report.tables(with_loss))[1].cells[1][1]
     (alone,) = panels(rows[:2])
     assert not any("plain JAX" in table.title for table in report.tables(alone))
-
-
-def test_kernels_of_a_program():
-    """Found in its text, each once; without them, and without a GPU, there is nothing to load."""
-    problem = replace(small("tree_lstm"), hidden=64, embedding=64)
-    net = problem.net
-    weights = net.parameters(problem.sizes)
-    (step,) = problem.groups()[0]
-    layout = Scripts(teams="bfloat16").layout(problem)
-    script = dynamic.pack(problem.graphs, step, layout)
-
-    def text(implementation):
-        def twice(weights, carry):
-            def scan():
-                given = {"bias": jnp.zeros(320), "implementation": implementation}
-                return dynamic.scan(net.cell, weights, carry, script, **given)
-
-            return scan(), scan()
-
-        carry = models.zero_carry(script.form.leaves, 64, jnp.bfloat16)
-        traced = jax.jit(twice).trace(jnp.asarray(weights["weights"], jnp.bfloat16), carry)
-        return traced.lower(lowering_platforms=("cuda",))
-
-    (kernel,) = kernels.kernels_of(text("cuda"))
-    assert kernel.file == "dynamic_scan_team_tensor_cores.cu" and "GraphGather" in kernel.expression
-    assert "struct PrintedStep" in kernel.text and kernels.kernels_of(text("xla")) == []
-    if PLATFORM == "cuda":
-        compiled, cached = kernels.loading_seconds([kernel])
-        assert 0 < cached < compiled
 
 
 def test_tables_of_compilation_and_of_weights():

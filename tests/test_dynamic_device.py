@@ -16,7 +16,7 @@ from dynamic_problems import CELLS
 from random_graphs import random_arrays
 from recurrent_problems import kernels
 
-from jaxsparse import H200, _ffi, dynamic, explain
+from jaxsparse import CSR, H200, _ffi, dynamic, explain
 from jaxsparse.dynamic import engine
 from jaxsparse.dynamic.plan import NoPlan, Plan, ScanForm, make_plan
 from jaxsparse.recurrent.failures import check
@@ -192,9 +192,20 @@ def test_layouts_have_a_group_for_each_team():
             dynamic.Layout.teams(kinds, 9)
     with_none = dynamic.Layout.teams((weights, None), 1200, device=H200)
     assert with_none == layout
-    for none in (), None, (None, None):
-        with pytest.raises(ValueError, match="of one kind of rows at least"):
+    for none in None, (None, None):
+        with pytest.raises(ValueError, match="no kernel yet for cells without products"):
             dynamic.Layout.teams(none, 9)
+        assert dynamic.Layout.choose(none, 4, 9, device=H200) == dynamic.Layout.plain(4)
+    with pytest.raises(ValueError, match=r"Layout\.choose: .* of one kind of rows at least"):
+        dynamic.Layout.choose((), 4, 9)
+    sparse = CSR.fromdense(np.eye(80, 32, dtype=np.float32))  # (P h, K h) of 16 units
+    assert dynamic.Layout.teams(sparse, 9, device=H200) == dynamic.Layout.teams(
+        jax.ShapeDtypeStruct((32, 80), jnp.float32), 9, device=H200
+    )
+    with pytest.raises(TypeError, match=r"Layout\.choose: weights must be arrays, got str"):
+        dynamic.Layout.choose("weights", 4, 9)
+    with pytest.raises(TypeError, match=r"Layout\.choose: batch must be an integer"):
+        dynamic.Layout.choose(weights, 4.0, 9, device=H200)
 
 
 def test_what_no_kernel_takes():

@@ -74,6 +74,25 @@ def test_only_what_moves_is_derived():
     assert names(of_all).count(dynamic_loss_p) == 1
 
 
+@pytest.mark.parametrize("of_scan", [False, True])
+def test_gradients_of_biases_are_products(of_scan):
+    """Sums of 16-bit numbers over all rows are slow on a GPU, whose kernels nobody need ask for."""
+    case = LossCase("every_child", 8, jnp.bfloat16, graphs=3, rows=5)
+    weights, carry, xs, bias, head = case.operands
+
+    def run(bias):
+        if of_scan:
+            made = dynamic.scan(case.cell, weights, carry, case.script, xs, bias=bias)
+            return sum(jnp.vdot(x, x).astype(jnp.float32) for x in jax.tree.leaves(made))
+        return case.loss((weights, carry, xs, bias, head))
+
+    jaxpr = jax.make_jaxpr(jax.grad(run))(bias)
+    rows, columns = case.script.form.computed, bias.shape[0]
+    taken = [(e.primitive.name, v.aval.shape) for e in equations(jaxpr.jaxpr) for v in e.invars]
+    assert ("dot_general", (8, rows)) in taken and ("dot_general", (rows, columns)) in taken
+    assert not any(n == "reduce_sum" and shape[:1] == (rows,) for n, shape in taken)
+
+
 def test_labels():
     """None at all, one that is no class, and NaN in padding."""
     case = LossCase("tree_lstm", 8, jnp.float32, graphs=7, rows=7)
@@ -211,6 +230,8 @@ def test_errors():
         loss(head, "word")
     with pytest.raises(TypeError, match="labels must be integers, the channel 'weight' has float"):
         loss(head, "weight")
+    with pytest.raises(ValueError, match=r"dynamic\.loss: the cell tree_lstm\(2\) fails with no x"):
+        dynamic.loss(case.cell, None, carry, case.script, head=dynamic.SoftmaxHead(head))
     with pytest.raises(TypeError, match=r"dynamic.loss: script must be a dynamic.Script"):
         loss(head, script=None)
     with pytest.raises(ValueError, match=r"dynamic.loss: precision must be"):

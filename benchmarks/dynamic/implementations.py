@@ -80,7 +80,7 @@ def _ours(
     width: int | None = None,
     groups: int = 1,
     packer: Packer = dynamic.pack,
-    implementation: str | None = None,
+    implementation: str = "xla",
     **row: Any,
 ) -> Implementation:
     loss = functools.partial(_our_loss, implementation=implementation)

@@ -20,6 +20,7 @@ from benchmarks.run import Row
 STYLES: dict[str, tuple[Any, str]] = {
     "jaxsparse": ("C3", "o"),
     "jaxsparse, kernels": ("C1", "s"),
+    "jaxsparse, one launch": ("C6", "X"),
     "levels by hand": ("C0", "D"),
     "loop, JAX's gradient": ("C9", "d"),
     "padded, jax.lax.scan": ("C5", "^"),

@@ -10,7 +10,7 @@ from benchmarks.published import DYNET, DYNET_SOURCE, KHORASANI, KHORASANI_SOURC
 from benchmarks.recurrent.report import FAILURES, fastest, ratios, ways
 from benchmarks.run import Row
 
-OUR_WAYS = (OURS, f"{OURS}, kernels")
+OUR_WAYS = (OURS, f"{OURS}, kernels", f"{OURS}, one launch")
 BY_HAND = "levels by hand"
 PLAIN_WAYS = (BY_HAND, "loop, JAX's gradient", "padded, jax.lax.scan")
 """What can be had in JAX without jaxsparse."""

@@ -16,9 +16,6 @@ __all__ = ["DTYPES", "PASSES", "listing", "select"]
 _THREADS = 16
 """In which programs are compiled, at most."""
 
-_AHEAD = 2
-"""Programs of a thread: with fewer, those of the next problems are compiled as well."""
-
 
 def _threads() -> int:
     return min(_THREADS, os.cpu_count() or 1)
@@ -63,18 +60,29 @@ class DynamicSelection:
         ]
 
     def _ahead(self, problem: Problem, cases: list[DynamicCase]) -> Iterator[DynamicCase]:
-        """Cases of the next problems, so that no thread waits long for the last program."""
-        programs = sum(len(case.passes) for case in cases)
+        """Cases of the next problems, for threads that would have nothing to do in the last round.
+
+        They are fewer programs than threads: the sooner the first problem is timed, the more has a
+        run that is cut off.
+        """
+        idle = -_programs(cases) % _threads()
         for other in self.problems[self.problems.index(problem) + 1 :]:
-            if programs >= _AHEAD * _threads() or other.suite == "compile":
+            if idle == 0 or other.suite == "compile":
                 return
             try:
                 other.prepare()
             except (ValueError, MemoryError):  # which is said where its turn comes
                 continue
             for case in self._cases(other):
-                programs += len(case.passes)
+                idle -= _programs([case])
+                if idle < 0:
+                    return
                 yield case
+
+
+def _programs(cases: list[DynamicCase]) -> int:
+    """How many there are to compile."""
+    return sum(len(case.passes) for case in cases if not are_compiled([case]))
 
 
 def select(asked: Asked, platform: str) -> DynamicSelection:

@@ -22,11 +22,16 @@ _POINTWISE = (
 
 @functools.lru_cache(maxsize=1024)
 def checked_step(
-    kinds: tuple[KindOfCell, ...], children: int, tree: Any, wide: tuple[bool, ...]
+    operation: str,
+    kinds: tuple[KindOfCell, ...],
+    children: int,
+    tree: Any,
+    wide: tuple[bool, ...],
 ) -> CellStep:
     """The step of cells that can run in a kernel, or TypeError or ValueError.
 
     Args:
+        operation: what errors name.
         kinds: the cells.
         children: how many of these a row has at most.
         tree: the structure of the carry.
@@ -34,20 +39,20 @@ def checked_step(
     """
     read: set[int] = set()
     for kind in dict.fromkeys(kinds):
-        read.update(_read_by(kind, tree))
+        read.update(_read_by(operation, kind, tree))
     if not read and not any(kind.products or kind.gates for kind in kinds):
         read.add(tree.num_leaves - 1)  # of what has no arguments there is no shape
     return CellStep(kinds, children, tree, tuple(sorted(read)), wide)
 
 
-def _read_by(kind: KindOfCell, tree: Any) -> set[int]:
+def _read_by(operation: str, kind: KindOfCell, tree: Any) -> set[int]:
     """Which leaves of its children's carries a cell reads, if it is one."""
-    name = f"dynamic.scan: the cell {kind.cell.__name__}"
+    name = f"{operation}: the cell {kind.cell.__name__}"
     try:
         _check_scalars(name, kind, tree)
         leaves = tree.num_leaves
         step = CellStep((kind,), kind.cell.children, tree, tuple(range(leaves)), (False,) * leaves)
-        check_pointwise(step.jaxpr, "dynamic.scan")
+        check_pointwise(step.jaxpr, operation)
         check_mixes_nothing(name, kind.cell, functools.partial(_arguments, kind, tree))
     except (TypeError, ValueError) as error:
         cause = TypeError if isinstance(error, TypeError) else ValueError

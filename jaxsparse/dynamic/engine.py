@@ -27,12 +27,22 @@ EXPRESSIONS = {
 def form_of(params: dict[str, Any], avals: Sequence[ShapedArray], names: Sequence[str]) -> ScanForm:
     """The form of a scan over graphs for operands of these types."""
     step: Step = params["step"]
-    form, emits = params["form"], params["emits"]
     by_name = dict(zip(names, avals, strict=True))
-    weights = by_name["weights"]
-    hidden = weights.shape[-2] // form.slots
+    input_dtypes = [by_name[f"input {i}"].dtype.name for i in range(len(step.inputs))]
+    return form_of_pass(params, step, params["emits"], by_name["weights"], input_dtypes)
+
+
+def form_of_pass(
+    params: dict[str, Any],
+    step: Step,
+    emits: bool,
+    weights: ShapedArray,
+    input_dtypes: Sequence[str],
+) -> ScanForm:
+    """The form of a pass over a script by a step, whose inputs have these dtypes."""
+    form = params["form"]
     carries = step.carries_taken + step.carries_made
-    # Where the scan emits, also what is made of inputs ahead.
+    # Where the pass emits, also what is made of inputs ahead.
     inputs = sum(step.inputs) * (2 if emits else 1)
     return ScanForm(
         emits=emits,
@@ -41,14 +51,14 @@ def form_of(params: dict[str, Any], avals: Sequence[ShapedArray], names: Sequenc
         carries=step.carries,
         arrays=carries + inputs + sum(step.outputs),
         most_arrays=max(step.carries, len(step.inputs), len(step.outputs), step.products),
-        hidden=hidden,
+        hidden=weights.shape[-2] // form.slots,
         tiles=form.tiles,
         groups=form.groups,
         width=form.width,
         kinds=form.kinds,
         state_dtype=params["dtype"],
         weight_dtype=weights.dtype.name,
-        input_dtypes=tuple(by_name[f"input {i}"].dtype.name for i in range(len(step.inputs))),
+        input_dtypes=tuple(input_dtypes),
     )
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from jaxsparse.csr import CSR
 from jaxsparse.device import AnyDevice, Device, default_device, present_device
-from jaxsparse.dynamic.plan import TILE_ROWS, NoPlan, Plan, ScanForm, make_plan
+from jaxsparse.dynamic.plan import NO_PRODUCTS, TILE_ROWS, NoPlan, Plan, ScanForm, make_plan
 from jaxsparse.integers import integer
 from jaxsparse.precision import promoted
 
@@ -49,21 +50,22 @@ class Layout:
         """The layout for what will run a scan: `teams` where a GPU's kernels take it, or `plain`.
 
         Args:
-            weights: of the scan, (K h, P h): an array, or a ``jax.ShapeDtypeStruct``.
+            weights: of the scan, as in `teams`, or None for a cell without products.
             batch: graphs at a time.
             rows: about how many computed rows a batch has.
             slots: K, children that a row of the cell takes.
             device: the GPU; by default this machine's, if it has one.
 
         Raises:
-            TypeError: unless batch, rows and slots are integers.
-            ValueError: if weights are not (K h, P h).
+            TypeError: unless batch, rows and slots are integers and weights have shapes and dtypes.
+            ValueError: if weights are not (K h, P h), or there is no kind of rows.
 
         >>> import jax, jaxsparse
         >>> weights = jax.ShapeDtypeStruct((512, 1280), "bfloat16")
         >>> Layout.choose(weights, 64, 1200, device=jaxsparse.H200)
         Layout(width=8, groups=8, slots=2)
         """
+        batch = integer("Layout.choose", "batch", batch, 0)
         of = device or default_device()
         plan = _plan_of_teams("Layout.choose", weights, rows, slots, of)
         if isinstance(plan, Plan):
@@ -88,14 +90,15 @@ class Layout:
         """The layout for a scan by kernels: a group for each team of blocks that a GPU has.
 
         Args:
-            weights: of the scan, (K h, P h): an array, or a ``jax.ShapeDtypeStruct``; of rows of
-                several kinds a tuple of these, one for each, None where a cell has no products.
+            weights: of the scan, (K h, P h): an array, or a ``jax.ShapeDtypeStruct``, or a CSR
+                matrix (P h, K h); of rows of several kinds a tuple of these, one for each, None
+                where a cell has no products.
             rows: about how many computed rows a batch has.
             slots: K, children that a row of the cell takes.
             device: the GPU; by default this machine's, or an H200 where there is none.
 
         Raises:
-            TypeError: unless rows and slots are integers.
+            TypeError: unless rows and slots are integers and weights have shapes and dtypes.
             ValueError: if no kernel takes such weights, and why, or they are not (K h, P h) of one
                 h, where K is that of the kind's cell, for some kind ``slots``.
 
@@ -120,8 +123,16 @@ def _plan_of_teams(
     rows = integer(operation, "rows", rows, 0)
     slots = integer(operation, "slots", slots, 1, 2**20)
     kinds = weights if isinstance(weights, tuple | list) else (weights,)
+    if not kinds:
+        raise ValueError(f"{operation}: weights must be of one kind of rows at least, got none")
     given = {i: w for i, w in enumerate(kinds) if w is not None}
-    hidden, products = _sizes(operation, {i: w.shape for i, w in given.items()}, slots)
+    for w in given.values():
+        if not (hasattr(w, "shape") and hasattr(w, "dtype")):
+            raise TypeError(f"{operation}: weights must be arrays, got {type(w).__name__}")
+    if not given:
+        return NoPlan(NO_PRODUCTS)
+    shapes = {i: w.shape[::-1] if isinstance(w, CSR) else w.shape for i, w in given.items()}
+    hidden, products = _sizes(operation, shapes, slots)
     if not isinstance(device, Device):
         return NoPlan(device.lacks)
     dtype = jnp.dtype(promoted(*(w.dtype for w in given.values()))).name
@@ -150,6 +161,4 @@ def _sizes(operation: str, shapes: Mapping[int, tuple[int, ...]], slots: int) ->
                 f"{operation}: weights{of} must be (K h, P h) with K = {most}{slots}, got {shape}"
             )
         products.append(columns // hidden)
-    if not products:
-        raise ValueError(f"{operation}: weights must be of one kind of rows at least, got none")
     return hidden, max(products)

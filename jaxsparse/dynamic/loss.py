@@ -26,7 +26,7 @@ from jaxsparse.dynamic.loss_primitive import Operands, Results, loss_bind
 from jaxsparse.dynamic.loss_primitive.plain import labelled_rows, states_by_scan
 from jaxsparse.dynamic.loss_primitive.steps import steps_of
 from jaxsparse.dynamic.primitive.operands import FULL
-from jaxsparse.dynamic.primitive.row_products import products_of_rows
+from jaxsparse.dynamic.primitive.row_products import products_of_rows, sum_of_rows
 from jaxsparse.dynamic.scan import prepared
 from jaxsparse.dynamic.script import Script
 from jaxsparse.precision import accumulator_dtype, promoted
@@ -57,7 +57,7 @@ def loss(
     all those whose label is not -1, or the roots, where the labels are of graphs.
 
     The value is a scan, and a product over all of its rows. Its gradient is what this function is
-    for: under ``jax.grad`` or ``jax.value_and_grad`` value and gradient are one launch on a GPU,
+    for: under ``jax.grad`` or ``jax.value_and_grad`` value and gradient can be one launch on a GPU,
     which makes heads as soon as there are states, and begins its way back at the roots as soon as
     these have heads. Behind it are products over all rows, for the gradients of both weights.
 
@@ -74,10 +74,11 @@ def loss(
         head: a `SoftmaxHead`.
         bias: ``(P h,)``, added to the products.
         precision: of float32 products, as in `scan`.
-        implementation: None or "xla", two scans and products; or "cuda", one launch for value and
-            gradient on a GPU of compute capability 9.0, of what team kernels take, of one kind of
-            rows and a head whose weights have the states' dtype. Where they don't take it, that is
-            an error. None takes the launch where it is predicted to be faster.
+        implementation: "xla", two loops of XLA over tiles and products; "cuda", one launch for
+            value and gradient on a GPU of compute capability 9.0, of what team kernels take, of one
+            kind of rows and a head whose weights have the states' dtype; where they don't take it,
+            that is an error. None: what is predicted to be faster, the launch or two scans, each
+            as `scan` runs it.
         variant: the name of a kernel variant to force.
 
     Returns:
@@ -110,7 +111,7 @@ def loss(
     precision = check_precision(OPERATION, precision)
     given = checked_arguments(OPERATION, cell, weights, carry, script, xs, bias)
     head_weights, head_bias = checked_head(OPERATION, head, script, given.h)
-    of_scan, params = prepared(given, script)
+    of_scan, params = prepared(OPERATION, given, script)
     options = {"precision": precision, "implementation": implementation, "variant": variant}
     params["labels_offset"] = labels_offset(script, head.label)
     operands = Operands(
@@ -201,6 +202,8 @@ def _inner_products(
             yield inner(gradient, tangent)
     for i, place in zip(params["active"], steps.places, strict=True):
         gradient = made.products if place is None else made.outputs[place]
+        if params["implementation"] != "xla" and "r" not in params["spans"][i]:
+            gradient = sum_of_rows(gradient)
         yield inner(gradient, dx.inputs[i])
 
 

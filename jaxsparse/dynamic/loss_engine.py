@@ -11,13 +11,12 @@ from jax.core import ShapedArray
 
 from jaxsparse import _ffi
 from jaxsparse.device import AnyDevice, Device
-from jaxsparse.dynamic.engine import printed_plan
+from jaxsparse.dynamic.engine import form_of_pass, printed_plan
 from jaxsparse.dynamic.loss_plan import LossForm, LossPlan, make_loss_plan, scans_microseconds
 from jaxsparse.dynamic.loss_primitive.steps import Steps, steps_of
-from jaxsparse.dynamic.plan import NoPlan, ScanForm
+from jaxsparse.dynamic.plan import NoPlan
 from jaxsparse.primitive import Fallback, FfiCall, UnavailableError
 from jaxsparse.recurrent.engine import most_delay, printed_step, wait_limit
-from jaxsparse.recurrent.step import Step
 
 _FILE = "dynamic/kernels/graph_loss.cu"
 
@@ -26,37 +25,14 @@ def form_of(
     params: dict[str, Any], steps: Steps, avals: Sequence[ShapedArray], names: Sequence[str]
 ) -> LossForm:
     """The form of a loss for operands of these types."""
-    form, dtype = params["form"], params["dtype"]
     by_name = dict(zip(names, avals, strict=True))
     weights, head = by_name["weights"], by_name["head weights"]
     input_dtypes = [by_name[f"input {i}"].dtype.name for i in range(len(steps.saving.inputs))]
-    saved = _dtypes(steps.saving.wide_outputs, dtype)
+    saved = _dtypes(steps.saving.wide_outputs, params["dtype"])
     read = [input_dtypes[i] for i in steps.read]
-
-    def of_pass(step: Step, emits: bool, dtypes: Sequence[str]) -> ScanForm:
-        carries = step.carries_taken + step.carries_made
-        # Where the pass emits, also what is made of inputs ahead.
-        inputs = sum(step.inputs) * (2 if emits else 1)
-        return ScanForm(
-            emits=emits,
-            products=step.states if emits else step.products,
-            slots=form.slots,
-            carries=step.carries,
-            arrays=carries + inputs + sum(step.outputs),
-            most_arrays=max(step.carries, len(step.inputs), len(step.outputs), step.products),
-            hidden=weights.shape[-2] // form.slots,
-            tiles=form.tiles,
-            groups=form.groups,
-            width=form.width,
-            kinds=form.kinds,
-            state_dtype=dtype,
-            weight_dtype=weights.dtype.name,
-            input_dtypes=tuple(dtypes),
-        )
-
     return LossForm(
-        gather=of_pass(steps.saving, False, input_dtypes),
-        emit=of_pass(steps.adjoint, True, [*saved, *read, "float32"]),
+        gather=form_of_pass(params, steps.saving, False, weights, input_dtypes),
+        emit=form_of_pass(params, steps.adjoint, True, weights, [*saved, *read, "float32"]),
         classes=head.shape[-1],
         head_dtype=head.dtype.name,
     )

@@ -12,8 +12,8 @@ from jaxsparse import _ffi
 from jaxsparse.device import Device
 from jaxsparse.dynamic.plan import NoPlan, Plan, ScanForm, loop_microseconds, make_plan, refusal
 
-# Microseconds that XLA's kernels around two scans take longer than those around one launch: the head
-# between them, less what is left to do behind a launch. Measured on an H200.
+# Microseconds that XLA's kernels around two scans take longer than those around one launch: the
+# head between them, less what is left to do behind a launch. Measured on an H200.
 _HEADS = 5.0
 
 

@@ -16,6 +16,7 @@ from jaxsparse.recurrent.plan import COMPUTE_CAPABILITY
 TILE_ROWS: int = _ffi.TEAM_TILE_ROWS  # the rows of a tile that kernels take
 PLAIN = "a loop of XLA over tiles"  # what a scan is without a kernel
 PLAIN_LOSS = "two scans, and the heads between them"  # what a loss and its gradient are without one
+NO_PRODUCTS = "there is no kernel yet for cells without products"
 # Microseconds of a tile in such a loop, in which a GPU waits for the start of several kernels, by
 # whether the scan emits; tiles of more than 8 rows take longer. Measured on an H200.
 _LOOP_TILE = {False: 4.5, True: 8.5}
@@ -109,7 +110,7 @@ def refusal(form: ScanForm, device: Device) -> str:
     if lacks := device.lacks_for(COMPUTE_CAPABILITY):
         return lacks
     if form.products == 0:
-        return "there is no kernel yet for cells without products"
+        return NO_PRODUCTS
     if form.width != TILE_ROWS:
         return f"kernels take tiles of {TILE_ROWS} rows, and the script's have {form.width}"
     if form.state_dtype != form.weight_dtype or form.state_dtype not in _ffi.SCAN_DTYPES:

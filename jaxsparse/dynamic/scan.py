@@ -107,7 +107,7 @@ def scan(
     backend.check_implementation(OPERATION, implementation)
     precision = check_precision(OPERATION, precision)
     given = checked_arguments(OPERATION, cell, weights, carry, script, xs, bias)
-    operands, params = prepared(given, script)
+    operands, params = prepared(OPERATION, given, script)
     if script.form.computed == 0:
         return jax.tree.unflatten(
             given.tree, [jnp.zeros((0, given.h), x.dtype) for x in given.carry]
@@ -128,10 +128,10 @@ def scan(
     return jax.tree.unflatten(given.tree, leaves)
 
 
-def prepared(given: Arguments, script: Script) -> tuple[Operands, dict[str, Any]]:
+def prepared(operation: str, given: Arguments, script: Script) -> tuple[Operands, dict[str, Any]]:
     """The operands of a scan, and what the program is compiled for."""
     form, wide = script.form, wide_leaves(given.carry, given.dtype)
-    step = checked_step(given.of_cells, form.slots, given.tree, wide)
+    step = checked_step(operation, given.of_cells, form.slots, given.tree, wide)
     accumulator = accumulator_dtype(given.dtype)
     inputs, spans = _inputs(given, script)
     operands = Operands(

@@ -304,7 +304,7 @@ class GraphScan(nnx.Module):
                 r = tuple(jnp.split(rows, self.products, -1))
             kind = KindOfCell(self.cell, self.gates, self.products, bias is not None)
             children = self.cell.children
-            checked_step((kind,), children, self.carry_structure, (False,) * count)
+            checked_step("dynamic.scan", (kind,), children, self.carry_structure, (False,) * count)
             carry = self.cell(gates, r, (carry,) * children)
         *others, state = jax.tree.leaves(carry)
         others = [c.astype(self.param_dtype) for c in others]

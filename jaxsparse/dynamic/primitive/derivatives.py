@@ -130,7 +130,7 @@ def transpose(cotangents: Any, *operands: Any, **params: Any) -> Any:
         },
     )
     given = dict(zip(linear, made.outputs, strict=True))
-    if params["implementation"] == "cuda":
+    if params["implementation"] != "xla":
         given |= {i: sum_of_rows(given[i]) for i in linear if "r" not in params["spans"][i]}
     inputs = [
         summed_to_operand(given[i], a) if i in given else None for i, a in enumerate(x.inputs)
