@@ -135,7 +135,7 @@ class LossHeads {
       return;
     }
     Words4 x[kLoads];
-    Receive(state, x);
+    Receive(state, row >= p.gather.leaves, x);
     const float least = __uint_as_float(0xff800000u);  // of lanes without a class
     float largest = least;
 #pragma unroll
@@ -170,8 +170,10 @@ class LossHeads {
     if (lane_ == 0) p.losses[row] = largest + logf(sum) - chosen;
   }
 
-  // A row's state, of which each lane takes columns. What comes too late is NaN.
-  __device__ __forceinline__ void Receive(const State* state, Words4 (&x)[kLoads]) {
+  // A row's state, of which each lane takes columns. What comes too late is NaN. States of leaves
+  // are there, and may be any words, those that stand for unwritten ones among them.
+  __device__ __forceinline__ void Receive(const State* state, bool is_computed,
+                                          Words4 (&x)[kLoads]) {
     watchdog_.Begin();
     for (bool again = false;; again = true) {
       bool missing = false;
@@ -184,7 +186,7 @@ class LossHeads {
       }
 #pragma unroll
       for (int j = 0; j < kLoads; ++j) missing |= !IsWritten(x[j]);
-      if (!__any_sync(kAllLanes, missing)) return;
+      if (!is_computed || !__any_sync(kAllLanes, missing)) return;
       if (__any_sync(kAllLanes, watchdog_.TimesOut())) return;
       WaitCycles(static_cast<uint32_t>(clock()), kPollCycles);
     }
