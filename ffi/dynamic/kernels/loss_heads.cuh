@@ -98,11 +98,12 @@ class LossHeads {
   }
 
   __device__ __forceinline__ void Leaves(const GraphLossProblem& p) {
-    const int warp = static_cast<int>(blockIdx.x) * kWarps + warp_;
-    for (int leaf = warp; leaf < p.gather.leaves; leaf += Plan::kScans * Plan::kBlocks * kWarps) {
+    const int64_t warp = int64_t{blockIdx.x} * kWarps + warp_;
+    constexpr int64_t kEvery = Plan::kScans * Plan::kBlocks * kWarps;
+    for (int64_t leaf = warp; leaf < p.gather.leaves; leaf += kEvery) {
       const auto* states = static_cast<const State*>(p.gather.leaf_states);
       float of_logits[kLaneClasses];
-      Head(p, leaf, states + int64_t{leaf} * kSizes.hidden, of_logits);
+      Head(p, leaf, states + leaf * kSizes.hidden, of_logits);
       GradientOfLeaf(p, leaf, of_logits);
     }
   }
@@ -220,7 +221,7 @@ class LossHeads {
   }
 
   // By the state of a leaf.
-  __device__ __forceinline__ void GradientOfLeaf(const GraphLossProblem& p, int leaf,
+  __device__ __forceinline__ void GradientOfLeaf(const GraphLossProblem& p, int64_t leaf,
                                                  const float (&of_logits)[kLaneClasses]) const {
     constexpr int kTogether = 8;  // units of a lane
     const auto* weights = reinterpret_cast<const State*>(weights_);
@@ -242,7 +243,7 @@ class LossHeads {
 #pragma unroll
       for (int n = 0; n < kTogether; ++n) {
         const int unit = first + n * kWarp;
-        if (unit < kSizes.hidden) p.of_leaves[int64_t{leaf} * kSizes.hidden + unit] = sums[n];
+        if (unit < kSizes.hidden) p.of_leaves[leaf * kSizes.hidden + unit] = sums[n];
       }
     }
   }
