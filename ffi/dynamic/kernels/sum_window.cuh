@@ -22,7 +22,7 @@ class SumWindow {
   static_assert(kTiles > 0 && (kTiles & (kTiles - 1)) == 0);
   // What is added to memory for a tile is there when the step of the set's tile before it has its
   // sums.
-  static_assert(kTiles >= kSizes.stages + kSizes.sets + 1);
+  static_assert(kTiles >= kSizes.LeastWindow());
 
  public:
   static constexpr int kValues = 1 + kSizes.passed / kSizes.row_parts;  // of a row's unit

@@ -107,10 +107,11 @@ struct TeamSizes : TeamConfig {
   int thread_registers = 512 / ((all_warps + 3) / 4) / 8 * 8;
 
   // Where rows gather: how many tiles before its own one may be whose carries are not proved to be
-  // written when a set begins with its tile (carry_window.cuh), and the smallest window.
+  // written when a set begins with its tile (carry_window.cuh).
   JAXSPARSE_INLINE constexpr int Unproven() const { return stages + 2 * sets - 1; }
+  // The smallest window by which either pass is right (carry_window.cuh, sum_window.cuh).
   JAXSPARSE_INLINE constexpr int LeastWindow() const {
-    return PowerOfTwo(Unproven() + sets + stages);
+    return PowerOfTwo(sum_warps > 0 ? stages + sets + 1 : Unproven() + sets + stages);
   }
 
  private:
