@@ -162,7 +162,8 @@ def test_plans_fit(emits, dtype):
             assert 32 * np.dot(warps, registers) <= 65536
         window = config["window"]
         assert window == plan.window and window in (0, 8, 16, 32, 64, 128)
-        assert window > 0 or not emits
+        # What the kernel asserts, since two sets and six stages need more than the least of 8.
+        assert window > config["stages"] + sets or not emits
     assert planned > 50
 
 

@@ -11,6 +11,10 @@ ScriptForm ParseScriptForm(CallParser& call) {
   form.width = kTileRows;
   form.slots = call.Integer("slots", 1, kMaxGraphArrays);
   form.groups = call.Integer("script_groups", 1, kMostIndex);
+  if (call.ok() && form.Rows() > kMostIndex) {
+    call.Fail("leaves and rows of tiles must be at most " + std::to_string(kMostIndex) +
+              " together, got " + std::to_string(form.Rows()));
+  }
   return form;
 }
 

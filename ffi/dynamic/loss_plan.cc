@@ -15,7 +15,7 @@ constexpr double kHeads = 3.0;  // microseconds from the last state of all to wh
 
 // What shared memory has room for of both windows: first the one of carries, of near tiles.
 void OpenWindows(const GraphLossForm& form, int64_t room, TeamConfig* gather, TeamConfig* emit) {
-  emit->window = kLeastEmittingWindow;
+  emit->window = LeastWindowOf(*emit, form.emit);
   gather->window = WindowOf(*gather, form.gather, room - TeamSizes(*emit).shared_bytes);
   emit->window = WindowOf(*emit, form.emit, room - TeamSizes(*gather).shared_bytes);
 }

@@ -11,7 +11,6 @@ namespace jaxsparse {
 
 constexpr double kStartMicroseconds = 5.0;  // in which a launch loads weights
 constexpr int kMostSets = 2;                // of pointwise warps
-constexpr int kLeastEmittingWindow = 8;     // tiles
 
 // Warps that make products, stages of the ring that they fill, and whether they ask for states
 // ahead. Where several are predicted to take as long, the first one is taken.
@@ -46,6 +45,8 @@ ThreadRegisters DistributeRegisters(const TeamSizes& sizes, int others,
 // A pass with such registers, and the weights that lie in them.
 void KeepWeights(const GraphScanForm& form, const ThreadRegisters& registers, TeamConfig* config);
 
+// The fewest tiles whose carries or sums a window has.
+int LeastWindowOf(const TeamConfig& config, const GraphScanForm& form);
 // The most tiles whose carries or sums have room in shared memory, or 0 if those that must be there
 // have none.
 int WindowOf(TeamConfig config, const GraphScanForm& form, int64_t shared_bytes);

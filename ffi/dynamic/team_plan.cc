@@ -37,7 +37,7 @@ constexpr int kLeastPointwiseRegisters = 80;  // found by compiling Tree-LSTMs a
 constexpr int kLeastEmitRegisters = 64, kLeastSumRegisters = 40;
 constexpr int kPassingRegisters = 16, kMoreWhereRowsEmit = 16;
 // Tiles: where rows gather, farther children are few.
-constexpr int kMostGatheringWindow = 64, kMostEmittingWindow = 128;
+constexpr int kMostGatheringWindow = 64, kMostEmittingWindow = 128, kLeastEmittingWindow = 8;
 // Of rows, whose weights may lie in registers: each of them has code of its own.
 constexpr int kMostRegisterKinds = 4;
 constexpr int64_t kMostBlockWeights = 1 << 25;  // far more than any block has room for
@@ -147,9 +147,14 @@ void KeepWeights(const GraphScanForm& form, const ThreadRegisters& registers, Te
   if (sizes.kinds > kMostRegisterKinds) config->register_chunks = 0;
 }
 
+int LeastWindowOf(const TeamConfig& config, const GraphScanForm& form) {
+  const int least = TeamSizes(config).LeastWindow();
+  return form.emits ? std::max(least, kLeastEmittingWindow) : least;
+}
+
 int WindowOf(TeamConfig config, const GraphScanForm& form, int64_t shared_bytes) {
   if (!form.emits && form.carries == 0) return 0;
-  const int least = form.emits ? kLeastEmittingWindow : TeamSizes(config).LeastWindow();
+  const int least = LeastWindowOf(config, form);
   config.window = form.emits ? kMostEmittingWindow : kMostGatheringWindow;
   for (; config.window >= least; config.window /= 2) {
     if (TeamSizes(config).shared_bytes <= shared_bytes) return config.window;

@@ -25,8 +25,8 @@ struct GraphWorkspace {
 };
 
 // The workspace of a loss and its gradient. Behind the words of both passes' teams lie arrays of
-// all computed rows: sums of what they emit, zeros before the launch, the gradient by their states,
-// their carries, and what the first pass saves for the second.
+// all computed rows: the sums of the second pass, as above, the gradient by their states, their
+// carries, and what the first pass saves for the second.
 struct LossWorkspace {
   ScanLaunches launches;
   int64_t sums, carries, floats, saved_bytes;

@@ -2,8 +2,8 @@
 
 A kernel runs the pointwise part of a user's function between its products: the jaxpr is printed as
 statements that NVRTC compiles with the kernel, and of branches only the one that is chosen is run.
-Values are named in the order of their equations, so
-the text depends on the jaxpr alone and can serve as a key.
+Values are named in the order of their equations, so the text depends on the jaxpr alone and can
+serve as a key.
 """
 
 from __future__ import annotations

@@ -4,20 +4,10 @@
 
 #include "dynamic/kernels/ring.cuh"
 #include "dynamic/kernels/team_exchange.cuh"
-#include "dynamic/kernels/team_mma.cuh"
 #include "dynamic/kernels/tiles_of_team.cuh"
 #include "persistent/delay.cuh"
 
 namespace jaxsparse {
-
-// A kind's weights of a pass: rows (slot of a source, its unit), columns (state, unit).
-template <typename Plan>
-struct EmitMatrix {
-  static constexpr int kColumns = Plan::kSizes.columns;
-  using Loads = EmitWeights<Plan>;  // on tensor cores
-  __device__ __forceinline__ static DenseWeights Of(const DenseWeights& of_kind) { return of_kind; }
-  __device__ __forceinline__ static int PlaceOf(int slot) { return slot; }
-};
 
 template <typename Plan, typename Product>
 class EmitProducts {

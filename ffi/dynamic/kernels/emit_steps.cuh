@@ -54,7 +54,7 @@ class EmitSteps {
       uint32_t taken_from[kItems];
 #pragma unroll
       for (int n = 0; n < kItems; ++n) {
-        taken_from[n] = window_at_[n] + Window::PlaceOfTile(now_.number);
+        taken_from[n] = window_at_[n] + Window::PlaceOfTile(static_cast<uint32_t>(number));
         KeepInRegister(taken_from[n]);
       }
       ring_.WaitUntilEmpty();

@@ -77,7 +77,7 @@ class EmitSums {
       MeetTeam<Plan>(p, number, nullptr);
       Delay<Plan::kMostDelay>(number);
       Target targets[kItems][kRows];
-      const Turns turns = Find(p, tile, source, targets);
+      const Turns turns = Find(p, tile, static_cast<uint32_t>(number), source, targets);
       ring_.WaitUntilFull();
       float values[kItems][kRows][kValues];
       SumParts(targets, values);
@@ -141,19 +141,21 @@ class EmitSums {
     return lane_ < kSources ? Tiles::LoadSource(p, tile, lane_ / kSlots, lane_ % kSlots) : -1;
   }
 
-  // Each lane looks at one source of the tile, and tells all that add to it.
-  __device__ __forceinline__ Turns Find(const GraphScanProblem& p, const TeamTile& tile, int source,
+  // Each lane looks at one source of the tile, the team's `count`-th, and tells all that add to it.
+  __device__ __forceinline__ Turns Find(const GraphScanProblem& p, const TeamTile& tile,
+                                        uint32_t count, int source,
                                         Target (&targets)[kItems][kRows]) const {
     const bool exists = Tiles::Checked(p, tile, source).exists;
     const int row = exists ? source - p.leaves : -1, of_tile = row / kTileRows;
     const bool is_near = row >= 0 && Window::IsNear(of_tile, tile.number);
     const uint32_t alike = __match_any_sync(kAllLanes, exists ? source : -1 - lane_);
     const int turn = __popc(alike & ((1u << lane_) - 1));
-    const Target own = {is_near ? Window::PlaceOfTile(of_tile) + Window::PlaceOfRow(row % kTileRows)
-                                : static_cast<uint32_t>(source),
-                        is_near  ? turn
-                        : exists ? turn + kInMemory
-                                 : -1};
+    const uint32_t place =
+        Window::PlaceOfTile(count + static_cast<uint32_t>(tile.number - of_tile)) +
+        Window::PlaceOfRow(row % kTileRows);
+    const Target own = {is_near ? place : static_cast<uint32_t>(source), is_near  ? turn
+                                                                         : exists ? turn + kInMemory
+                                                                                  : -1};
 #pragma unroll
     for (int item = 0; item < kItems; ++item) {
 #pragma unroll

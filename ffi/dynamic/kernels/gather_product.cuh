@@ -4,20 +4,10 @@
 
 #include "dynamic/kernels/ring.cuh"
 #include "dynamic/kernels/team_exchange.cuh"
-#include "dynamic/kernels/team_mma.cuh"
 #include "dynamic/kernels/tiles_of_team.cuh"
 #include "persistent/delay.cuh"
 
 namespace jaxsparse {
-
-// A kind's weights of a pass: rows (product, unit), columns (slot of a source, its unit).
-template <typename Plan>
-struct GatherMatrix {
-  static constexpr int kColumns = Plan::kSizes.columns;
-  using Loads = GatherWeights<Plan>;  // on tensor cores
-  __device__ __forceinline__ static DenseWeights Of(const DenseWeights& of_kind) { return of_kind; }
-  __device__ __forceinline__ static int PlaceOf(int product) { return product; }
-};
 
 template <typename Plan, typename Product>
 class GatherProducts {

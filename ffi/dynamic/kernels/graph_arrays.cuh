@@ -7,7 +7,7 @@
 //     // float32, or else the state's dtype
 //     static constexpr bool kInputIsFloat[] = {...}, kOutputIsFloat[] = {...};
 //   };
-//   // or else all rows read the same values of it
+//   // Each row has values of its own, or else all rows read the same ones.
 //   static constexpr bool kInputIsOfRow[] = {...};
 #pragma once
 

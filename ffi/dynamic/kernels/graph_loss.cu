@@ -34,8 +34,8 @@ __device__ __forceinline__ void MakeProducts(const GraphLossProblem& p, Words4* 
                                              volatile uint32_t* stop_of_emit) {
   using Gather = typename Loss::Gather;
   using Emit = typename Loss::Emit;
-  using Forward = TeamProduct<Gather, GatherMatrix<Gather>>;
-  using Backward = TeamProduct<Emit, EmitMatrix<Emit>>;
+  using Forward = TeamProduct<Gather, GatherWeights<Gather>>;
+  using Backward = TeamProduct<Emit, EmitWeights<Emit>>;
   GatherProducts<Gather, Forward>(p.gather, shared, stop).Run(p.gather);
   EmitProducts<Emit, Backward>(p.emit, shared_of_emit, stop_of_emit).Run(p.emit);
 }

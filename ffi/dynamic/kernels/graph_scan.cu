@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(Plan::kSizes.threads, 1)
   volatile uint32_t* stop = BeginBlock<Plan>(shared);
   if (threadIdx.x < kSizes.product_threads) {
     if constexpr (kSizes.product_registers > 0) TakeRegisters<kSizes.product_registers>();
-    using Product = TeamProduct<Plan, GatherMatrix<Plan>>;
+    using Product = TeamProduct<Plan, GatherWeights<Plan>>;
     GatherProducts<Plan, Product>(p, shared, stop).Run(p);
   } else {
     if constexpr (kSizes.product_registers > 0) GiveUpRegisters<kSizes.pointwise_registers>();
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(Plan::kSizes.threads, 1)
   volatile uint32_t* stop = BeginBlock<Plan>(shared);
   if (threadIdx.x < kSizes.product_threads) {
     if constexpr (kSizes.product_registers > 0) TakeRegisters<kSizes.product_registers>();
-    using Product = TeamProduct<Plan, EmitMatrix<Plan>>;
+    using Product = TeamProduct<Plan, EmitWeights<Plan>>;
     EmitProducts<Plan, Product>(p, shared, stop).Run(p);
   } else if (threadIdx.x < kSizes.product_threads + kSizes.pointwise_threads) {
     if constexpr (kSizes.product_registers > 0) GiveUpRegisters<kSizes.pointwise_registers>();

@@ -98,11 +98,12 @@ class LossHeads {
   }
 
   __device__ __forceinline__ void Leaves(const GraphLossProblem& p) {
-    const int warp = static_cast<int>(blockIdx.x) * kWarps + warp_;
-    for (int leaf = warp; leaf < p.gather.leaves; leaf += Plan::kScans * Plan::kBlocks * kWarps) {
+    const int64_t warp = int64_t{blockIdx.x} * kWarps + warp_;
+    constexpr int64_t kEvery = Plan::kScans * Plan::kBlocks * kWarps;
+    for (int64_t leaf = warp; leaf < p.gather.leaves; leaf += kEvery) {
       const auto* states = static_cast<const State*>(p.gather.leaf_states);
       float of_logits[kLaneClasses];
-      Head(p, leaf, states + int64_t{leaf} * kSizes.hidden, of_logits);
+      Head(p, leaf, states + leaf * kSizes.hidden, of_logits);
       GradientOfLeaf(p, leaf, of_logits);
     }
   }
@@ -135,7 +136,7 @@ class LossHeads {
       return;
     }
     Words4 x[kLoads];
-    Receive(state, x);
+    Receive(state, row >= p.gather.leaves, x);
     const float least = __uint_as_float(0xff800000u);  // of lanes without a class
     float largest = least;
 #pragma unroll
@@ -170,8 +171,10 @@ class LossHeads {
     if (lane_ == 0) p.losses[row] = largest + logf(sum) - chosen;
   }
 
-  // A row's state, of which each lane takes columns. What comes too late is NaN.
-  __device__ __forceinline__ void Receive(const State* state, Words4 (&x)[kLoads]) {
+  // A row's state, of which each lane takes columns. What comes too late is NaN. States of leaves
+  // are there, and may be any words, those that stand for unwritten ones among them.
+  __device__ __forceinline__ void Receive(const State* state, bool is_computed,
+                                          Words4 (&x)[kLoads]) {
     watchdog_.Begin();
     for (bool again = false;; again = true) {
       bool missing = false;
@@ -184,7 +187,7 @@ class LossHeads {
       }
 #pragma unroll
       for (int j = 0; j < kLoads; ++j) missing |= !IsWritten(x[j]);
-      if (!__any_sync(kAllLanes, missing)) return;
+      if (!is_computed || !__any_sync(kAllLanes, missing)) return;
       if (__any_sync(kAllLanes, watchdog_.TimesOut())) return;
       WaitCycles(static_cast<uint32_t>(clock()), kPollCycles);
     }
@@ -218,7 +221,7 @@ class LossHeads {
   }
 
   // By the state of a leaf.
-  __device__ __forceinline__ void GradientOfLeaf(const GraphLossProblem& p, int leaf,
+  __device__ __forceinline__ void GradientOfLeaf(const GraphLossProblem& p, int64_t leaf,
                                                  const float (&of_logits)[kLaneClasses]) const {
     constexpr int kTogether = 8;  // units of a lane
     const auto* weights = reinterpret_cast<const State*>(weights_);
@@ -240,7 +243,7 @@ class LossHeads {
 #pragma unroll
       for (int n = 0; n < kTogether; ++n) {
         const int unit = first + n * kWarp;
-        if (unit < kSizes.hidden) p.of_leaves[int64_t{leaf} * kSizes.hidden + unit] = sums[n];
+        if (unit < kSizes.hidden) p.of_leaves[leaf * kSizes.hidden + unit] = sums[n];
       }
     }
   }

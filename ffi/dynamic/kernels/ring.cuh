@@ -2,11 +2,11 @@
 // where rows emit both of them what they have to the warps that sum. In a recurrent scan two
 // buffers do, since a state that came proves that all blocks are done with the one before.
 // Neighbouring tiles of a graph may have nothing to do with each other, so nothing is proved: a
-// ring of stages says when each is full and when it is empty again. Consumers may be several sets
-// of warps, which take stages in turn.
+// ring of stages says when each is full and when it is empty again. Pointwise warps may be several
+// sets, which take stages in turn.
 //
-// Plan::kBarrier: all threads of a block meet instead, since tools that look for races know that
-// best, and all blocks of a team meet before each tile.
+// Plan::kBarrier: all threads of a block that take part in the pass meet instead, since tools that
+// look for races know that best, and all blocks of a team meet before each tile.
 #pragma once
 
 #include "cuda/pipeline.cuh"
@@ -72,8 +72,9 @@ class Ring {
     Advance();
   }
 
-  // Producers wait until consumers have read the tile that came so many before this one. The stage
-  // is not used again before this one is.
+  // Producers wait until consumers have read the tile that came so many before this one, that with
+  // the number. Its stage is not emptied for a later tile meanwhile, since consumers take tiles in
+  // order: they need this one first, which the warp has not filled.
   __device__ __forceinline__ void WaitUntilRead(int64_t number, int before) const {
     if (Plan::kBarrier || before > kSizes.stages) return;  // then its stage has been emptied since
     const State at = State::Of(static_cast<uint32_t>(number - before));
@@ -110,14 +111,14 @@ __device__ __forceinline__ void MeetTeam(const GraphScanProblem& p, int64_t numb
   }
 }
 
-// All of a block meet, where tools look for races.
+// All of a block that take part in the pass meet, where tools look for races.
 template <typename Plan>
 __device__ __forceinline__ void MeetBlock() {
   if constexpr (Plan::kBarrier) WaitAt<Plan::kSizes.threads>(kAllThreads);
 }
 
-// Warps of one kind meet by themselves, kThreads threads: what some have written of a tile others
-// may read for the next.
+// Warps of one kind meet by themselves, kThreads threads: what some have written before others may
+// read behind it.
 template <typename Plan, int kThreads>
 __device__ __forceinline__ void MeetOwnKind() {
   constexpr int kOwnKind = 1;  // a named barrier: of the kinds of warps only one meets

@@ -1,8 +1,9 @@
 // What has come to the rows of the nearest tiles, in shared memory, in a pass from rows to their
-// sources. A tile has the place of its number modulo the window. It is free for the tile that lies
-// a window before it as soon as its step has taken its sums, which leaves zeros: sums of a tile are
-// made after its step, and in the order of tiles. So tiles that are less than a window before one
-// are added to here, and farther ones in memory.
+// sources. A team counts its tiles, those of all its groups; a tile has the place of that count
+// modulo the window. It is free for the tile a window later as soon as its step has taken its sums,
+// which leaves zeros: sums of a tile are made after its step, and in the order of tiles. So of a
+// tile's group those that come less than a window later are added to here, and the others in
+// memory.
 //
 // Of a tile (sum or carry, 4 units, row, unit of these): units beside each other, and rows beside
 // each other, lie in different banks.
@@ -21,7 +22,7 @@ class SumWindow {
   static_assert(kTiles > 0 && (kTiles & (kTiles - 1)) == 0);
   // What is added to memory for a tile is there when the step of the set's tile before it has its
   // sums.
-  static_assert(kTiles >= kSizes.stages + kSizes.sets + 1);
+  static_assert(kTiles >= kSizes.LeastWindow());
 
  public:
   static constexpr int kValues = 1 + kSizes.passed / kSizes.row_parts;  // of a row's unit
@@ -29,7 +30,7 @@ class SumWindow {
   __device__ __forceinline__ explicit SumWindow(Words4* shared)
       : shared_(AddressOfShared(shared) + kSizes.window_at) {}
 
-  // Whether sums of the tile with that number are added here to those of a tile.
+  // Whether sums of the tile with that number are added here to those of a tile of its group.
   __device__ __forceinline__ static bool IsNear(int tile, int number) {
     return number - tile < kTiles;
   }
@@ -40,9 +41,11 @@ class SumWindow {
   // The end of the tiles of a tile's group that have such sums.
   __device__ __forceinline__ static int FarEnd(const TeamTile& tile) { return tile.end - kTiles; }
 
-  // What is the same for all units of a row: bytes.
-  __device__ __forceinline__ static uint32_t PlaceOfTile(int tile) {
-    return (tile & (kTiles - 1)) * kSizes.tile_values * 4;
+  // What is the same for all units of a row: bytes. Of a tile by its count. By their numbers in the
+  // script neighbouring tiles of a team, which two sets make at once, could have one place, if they
+  // are of different groups.
+  __device__ __forceinline__ static uint32_t PlaceOfTile(uint32_t count) {
+    return count % kTiles * kSizes.tile_values * 4;
   }
   __device__ __forceinline__ static uint32_t PlaceOfRow(int row) { return row * 16; }
 

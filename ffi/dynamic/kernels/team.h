@@ -25,9 +25,9 @@ struct TeamConfig {
   int passed = 0;        // values of a unit that pointwise warps pass to these: carries for sources
   int window = 0;        // tiles whose carries or sums lie in shared memory: a power of 2, or 0
   int stages = 4;        // of the ring between warps
-  int register_chunks = 0;  // chunks of columns of a warp whose weights, of every kind, stay in
-                            // registers; the others' are read from shared memory for every tile
-  bool asks_ahead = false;  // warps ask for a tile's states before they have those of the last one
+  int register_chunks = 0;      // chunks of columns of a warp whose weights, of every kind, stay in
+                                // registers; the others' are read from shared memory for every tile
+  bool asks_ahead = false;      // where rows gather: for a tile's states before the last one's came
   int product_registers = 0;    // of a product thread, or 0 for an equal share; if not 0, all
                                 // numbers of warps have to be multiples of 4
   int pointwise_registers = 0;  // the same of the others
@@ -107,10 +107,11 @@ struct TeamSizes : TeamConfig {
   int thread_registers = 512 / ((all_warps + 3) / 4) / 8 * 8;
 
   // Where rows gather: how many tiles before its own one may be whose carries are not proved to be
-  // written when a set begins with its tile (carry_window.cuh), and the smallest window.
+  // written when a set begins with its tile (carry_window.cuh).
   JAXSPARSE_INLINE constexpr int Unproven() const { return stages + 2 * sets - 1; }
+  // The smallest window by which either pass is right (carry_window.cuh, sum_window.cuh).
   JAXSPARSE_INLINE constexpr int LeastWindow() const {
-    return PowerOfTwo(Unproven() + sets + stages);
+    return PowerOfTwo(sum_warps > 0 ? stages + sets + 1 : Unproven() + sets + stages);
   }
 
  private:

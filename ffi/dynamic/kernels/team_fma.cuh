@@ -9,9 +9,18 @@
 
 namespace jaxsparse {
 
-template <typename Plan, typename Matrix>
+// The matrix of a kind, as DenseRow takes it.
+template <typename Plan>
+struct TeamMatrix {
+  static constexpr int kColumns = Plan::kSizes.columns;
+  __device__ __forceinline__ static DenseWeights Of(const DenseWeights& of_kind) { return of_kind; }
+  // A part of rows: a product, or a slot.
+  __device__ __forceinline__ static int PlaceOf(int part) { return part; }
+};
+
+template <typename Plan>
 class TeamFma {
-  using Row = DenseRow<Plan, Matrix>;
+  using Row = DenseRow<Plan, TeamMatrix<Plan>>;
   static constexpr auto kSizes = Plan::kSizes;
   static constexpr int kGroupLanes = kSizes.group_lanes, kLaneRows = kSizes.lane_rows;
   static constexpr int kChunks = kSizes.weight_chunks, kRegisterChunks = kSizes.register_chunks;

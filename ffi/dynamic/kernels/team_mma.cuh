@@ -30,10 +30,10 @@ __device__ __forceinline__ DenseWeights WeightsOf(const GraphScanProblem& p, int
   return {values, p.weights.row_stride, p.weights.column_stride};
 }
 
-template <typename Plan, typename Matrix>
+// Loads: of team_weights.cuh.
+template <typename Plan, typename Loads>
 class TeamMma {
   using State = typename Plan::State;
-  using Loads = typename Matrix::Loads;
   static constexpr auto kSizes = Plan::kSizes;
   static constexpr int kLoads = kSizes.loads, kRowTiles = kSizes.row_tiles;
   static constexpr int kRegisterChunks = kSizes.register_chunks;
@@ -120,7 +120,7 @@ class TeamMma {
 
   // How this warp brings a kind's weights from memory.
   __device__ __forceinline__ Loads LoadsOf(const GraphScanProblem& p, int kind) const {
-    return Loads(Matrix::Of(WeightsOf(p, kind)), shared_ - threadIdx.x - kSizes.weights_at / 16);
+    return Loads(WeightsOf(p, kind), shared_ - threadIdx.x - kSizes.weights_at / 16);
   }
   // Of the warp's chunk.
   __device__ __forceinline__ int FirstColumn(int j) const {

@@ -6,16 +6,16 @@
 
 namespace jaxsparse {
 
-// By a block's part of a matrix.
-template <bool kTensorCores, typename Plan, typename Matrix>
+// Loads: how tensor cores' weights are loaded, by the order of the matrix in memory.
+template <bool kTensorCores, typename Plan, typename Loads>
 struct TeamProductOf {
-  using type = TeamFma<Plan, Matrix>;
+  using type = TeamFma<Plan>;
 };
-template <typename Plan, typename Matrix>
-struct TeamProductOf<true, Plan, Matrix> {
-  using type = TeamMma<Plan, Matrix>;
+template <typename Plan, typename Loads>
+struct TeamProductOf<true, Plan, Loads> {
+  using type = TeamMma<Plan, Loads>;
 };
-template <typename Plan, typename Matrix>
-using TeamProduct = typename TeamProductOf<Plan::kSizes.tensor_cores, Plan, Matrix>::type;
+template <typename Plan, typename Loads>
+using TeamProduct = typename TeamProductOf<Plan::kSizes.tensor_cores, Plan, Loads>::type;
 
 }  // namespace jaxsparse

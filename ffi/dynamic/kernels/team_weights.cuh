@@ -22,7 +22,8 @@ constexpr bool kHasWholeChunks =
     Plan::kSizes.columns == Plan::kSizes.loads * Plan::kSizes.warps * Plan::kSizes.load_columns &&
     Plan::kSizes.hidden % Plan::kSizes.units == 0;
 
-// Of the matrix of a pass to sources, whose columns are neighbours in memory.
+// Of the matrix of a pass to sources: rows (slot of a source, its unit), columns (state, unit),
+// which are neighbours in memory.
 template <typename Plan>
 class EmitWeights {
   static constexpr auto kSizes = Plan::kSizes;
@@ -70,7 +71,8 @@ class EmitWeights {
   const uint32_t row_stride_;
 };
 
-// Of the matrix of a pass from sources, whose rows are neighbours in memory: units of the block.
+// Of the matrix of a pass from sources: rows (product, unit), which are neighbours in memory,
+// columns (slot of a source, its unit).
 // Its chunks are transposed on their way through shared memory, a k16 step at a time.
 template <typename Plan>
 class GatherWeights {

@@ -193,6 +193,10 @@ int main() {
       generator.seed(seed);
       if (Late(c) != sums) Fail("sums of other runs", seed, 0, 1, 0);
     }
+    // The last tile of a team's group, and the first one of the next group, a window from it in the
+    // script: two sets make their steps at once.
+    generator.seed(0);
+    Late({.script = {.leaves = 1, .tiles = 12, .groups = 4}});
   }
   {  // float32, some weights in shared memory
     constexpr auto Tree = Test<TreeAdjointStep, TreeArrays, float, 40, 2,
