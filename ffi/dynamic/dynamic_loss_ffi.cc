@@ -129,13 +129,8 @@ GraphScanProblem GatherOf(const DynamicLossCall& c, int64_t entry) {
     return EntryOf(c.batch, entry, array, bytes);
   };
   const LossWorkspace workspace = c.Workspace();
-  GraphScanProblem p;
-  const auto* script = reinterpret_cast<const int32_t*>(at(c.script, sizeof(int32_t)));
-  p.group_tiles = script + c.form.GroupTilesAt();
-  p.records = script + c.form.RecordsAt();
-  p.leaves = static_cast<int32_t>(c.form.leaves);
-  p.tiles = static_cast<int32_t>(c.form.tiles);
-  p.groups = static_cast<int32_t>(c.form.groups);
+  GraphScanProblem p = LaunchedOn(reinterpret_cast<const int32_t*>(at(c.script, sizeof(int32_t))),
+                                  c.form, c.launch, c.workspace, workspace.launches);
   p.weights = {at(c.weights, c.state_bytes), 1, c.products * c.hidden};
   p.leaf_states = at(c.leaf_states, c.state_bytes);
   p.states = at(c.states, c.state_bytes);
@@ -149,10 +144,6 @@ GraphScanProblem GatherOf(const DynamicLossCall& c, int64_t entry) {
     p.outputs[i] = saved;
     saved += c.SavedBytes(c.saved[i]);
   }
-  p.poll_delays = c.launch.poll_delays;
-  p.wait_limits = c.launch.wait_limits;
-  p.wait_limits.error = reinterpret_cast<uint32_t*>(c.workspace + workspace.launches.ErrorAt());
-  p.arrivals = reinterpret_cast<uint32_t*>(c.workspace + workspace.launches.ArrivalsAt(0));
   return p;
 }
 

@@ -94,13 +94,8 @@ GraphScanProblem ProblemOf(const DynamicScanCall& c, int64_t entry) {
     return reinterpret_cast<float*>(at(array, sizeof(float)));
   };
   const GraphWorkspace workspace = c.Workspace();
-  GraphScanProblem p;
-  const auto* script = reinterpret_cast<const int32_t*>(at(c.script, sizeof(int32_t)));
-  p.group_tiles = script + c.form.GroupTilesAt();
-  p.records = script + c.form.RecordsAt();
-  p.leaves = static_cast<int32_t>(c.form.leaves);
-  p.tiles = static_cast<int32_t>(c.form.tiles);
-  p.groups = static_cast<int32_t>(c.form.groups);
+  GraphScanProblem p = LaunchedOn(reinterpret_cast<const int32_t*>(at(c.script, sizeof(int32_t))),
+                                  c.form, c.launch, c.workspace, workspace.launches);
   p.weights = {at(c.weights, c.state_bytes), c.weight_row_stride, c.weight_column_stride};
   p.weight_kind_bytes = c.weight_kind_bytes;
   p.states = at(c.states, c.state_bytes);
@@ -124,10 +119,6 @@ GraphScanProblem ProblemOf(const DynamicScanCall& c, int64_t entry) {
   for (size_t i = 0; i < c.arrays.outputs.size(); ++i) {
     p.outputs[i] = at(c.arrays.outputs[i].array, c.arrays.outputs[i].bytes);
   }
-  p.poll_delays = c.launch.poll_delays;
-  p.wait_limits = c.launch.wait_limits;
-  p.wait_limits.error = reinterpret_cast<uint32_t*>(c.workspace + workspace.launches.ErrorAt());
-  p.arrivals = reinterpret_cast<uint32_t*>(c.workspace + workspace.launches.ArrivalsAt(0));
   return p;
 }
 

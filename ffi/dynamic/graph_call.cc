@@ -57,6 +57,22 @@ ScanArrays::Input ParseInput(CallParser& call, const Span& span, std::string_vie
   return input;
 }
 
+GraphScanProblem LaunchedOn(const int32_t* script, const ScriptForm& form,
+                            const KernelLaunch& launch, char* workspace,
+                            const ScanLaunches& launches) {
+  GraphScanProblem p;
+  p.group_tiles = script + form.GroupTilesAt();
+  p.records = script + form.RecordsAt();
+  p.leaves = static_cast<int32_t>(form.leaves);
+  p.tiles = static_cast<int32_t>(form.tiles);
+  p.groups = static_cast<int32_t>(form.groups);
+  p.poll_delays = launch.poll_delays;
+  p.wait_limits = launch.wait_limits;
+  p.wait_limits.error = reinterpret_cast<uint32_t*>(workspace + launches.ErrorAt());
+  p.arrivals = reinterpret_cast<uint32_t*>(workspace + launches.ArrivalsAt(0));
+  return p;
+}
+
 GraphInput InputOf(const Batch& batch, int64_t entry, const ScanArrays::Input& input) {
   return {EntryOf(batch, entry, input.array, input.bytes), input.form.row_stride,
           input.form.part_stride, input.form.unit_stride};

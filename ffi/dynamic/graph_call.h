@@ -5,6 +5,7 @@
 
 #include "dynamic/problem.h"
 #include "dynamic/script.h"
+#include "recurrent/launches.h"
 #include "recurrent/scan_call.h"
 
 namespace jaxsparse {
@@ -24,6 +25,11 @@ void CheckTeams(CallParser& call, int64_t teams, int64_t blocks);
 // An input of the step, for each of so many rows, or all of them.
 ScanArrays::Input ParseInput(CallParser& call, const Span& span, std::string_view dtype,
                              int64_t rows, const Dimension& units, const ElementType& states);
+
+// What a launch is told of a batch entry's script and of its own waits.
+GraphScanProblem LaunchedOn(const int32_t* script, const ScriptForm& form,
+                            const KernelLaunch& launch, char* workspace,
+                            const ScanLaunches& launches);
 
 // Where a batch entry has an input.
 GraphInput InputOf(const Batch& batch, int64_t entry, const ScanArrays::Input& input);

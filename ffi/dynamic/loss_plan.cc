@@ -63,8 +63,10 @@ std::optional<GraphLossPlan> PlanOf(const TeamVariant& variant, const GraphLossF
   launch.threads = sizes.threads;
   launch.shared_bytes = sizes.shared_bytes;
   launch.window = second.window;
-  launch.poll_delay = 400;
-  launch.poll_delay_increase = launch.poll_delay_decrease = 8;
+  const Polling polling = PollingOf(form.gather.emits);
+  launch.poll_delay = polling.delay;
+  launch.poll_delay_increase = launch.poll_delay_decrease = polling.change;
+  plan.emit_poll_delay = PollingOf(form.emit.emits).delay;
   const int chunks = first.register_chunks + second.register_chunks;
   launch.in_registers = static_cast<double>(chunks) / (first.weight_chunks + second.weight_chunks);
   TeamPlan back = launch;

@@ -18,7 +18,7 @@ struct GraphLossForm {
 struct GraphLossPlan {
   TeamPlan launch;  // its constants are those of the first pass
   std::string emit_constants;
-  int emit_poll_delay = 1000;  // of the second pass, as of a scan whose rows emit
+  int emit_poll_delay = 0;  // of the second pass
 };
 
 struct LossChoice {

@@ -26,6 +26,13 @@ constexpr RingKind kEmittingRings[] = {{8, 6, false}, {4, 6, false}, {2, 6, fals
                                        {1, 6, false}, {8, 4, false}, {4, 4, false},
                                        {8, 2, false}, {4, 2, false}, {2, 2, false}};
 
+// Clock cycles from a product to the second look at the next states, as a plan says them. Where
+// rows emit, much is exchanged: looks in vain would delay what they look for.
+struct Polling {
+  int delay, change;  // after a look in vain, and after one in time
+};
+constexpr Polling PollingOf(bool emits) { return emits ? Polling{1000, 0} : Polling{400, 8}; }
+
 // Whether blocks of so many units may be best.
 bool IsWorthPlanning(const GraphScanForm& form, int64_t units);
 

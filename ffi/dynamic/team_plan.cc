@@ -227,9 +227,8 @@ namespace {
 std::optional<TeamPlan> PlanOf(const TeamVariant& variant, const GraphScanForm& form,
                                const Gpu& gpu, int64_t units, const RingKind& ring, int sets) {
   TeamConfig config = PassConfig(form, units, ring, sets);
-  const int others = config.sum_warps;
-  KeepWeights(form, DistributeRegisters(TeamSizes(config), others, NeededRegisters(form, config)),
-              &config);
+  const ThreadRegisters needed = NeededRegisters(form, config);
+  KeepWeights(form, DistributeRegisters(TeamSizes(config), config.sum_warps, needed), &config);
   config.window = WindowOf(config, form, gpu.shared_bytes);
   const bool has_window = !form.emits || config.window > 0;
   const TeamSizes sizes(config);
@@ -247,9 +246,9 @@ std::optional<TeamPlan> PlanOf(const TeamVariant& variant, const GraphScanForm& 
   plan.threads = sizes.threads;
   plan.shared_bytes = sizes.shared_bytes;
   plan.window = sizes.window;
-  // Where rows emit, much is exchanged: looks in vain would delay what they look for.
-  plan.poll_delay = form.emits ? 1000 : 400;
-  plan.poll_delay_increase = plan.poll_delay_decrease = form.emits ? 0 : 8;
+  const Polling polling = PollingOf(form.emits);
+  plan.poll_delay = polling.delay;
+  plan.poll_delay_increase = plan.poll_delay_decrease = polling.change;
   plan.in_registers = static_cast<double>(sizes.register_chunks) / sizes.weight_chunks;
   PredictPass(form, sizes, &plan);
   return plan;
