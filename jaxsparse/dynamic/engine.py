@@ -11,6 +11,7 @@ from jax.core import ShapedArray
 
 from jaxsparse import _ffi
 from jaxsparse.device import AnyDevice, Device
+from jaxsparse.dynamic.form import Form
 from jaxsparse.dynamic.plan import NoPlan, Plan, ScanForm, loop_microseconds, make_plan
 from jaxsparse.primitive import Fallback, FfiCall, UnavailableError
 from jaxsparse.recurrent import printer
@@ -94,6 +95,44 @@ def printed_plan(
     )
 
 
+def launches_of(avals: Sequence[ShapedArray], names: Sequence[str]) -> int:
+    """How many launches a call is: one for each entry of its batch."""
+    rank = avals[names.index("script")].ndim - 1
+    return math.prod(jnp.broadcast_shapes(*(a.shape[:rank] for a in avals)))
+
+
+def without_kernel(
+    operation: str, plan: NoPlan, implementation: str | None, variant: str | None
+) -> Fallback:
+    """The plain path, unless a kernel was asked for: UnavailableError."""
+    if implementation != "cuda" and variant is None:
+        return Fallback(plan.reason)
+    asked = f"variant {variant!r}" if variant else "implementation='cuda'"
+    raise UnavailableError(f"{operation}: {asked} was asked for, but {plan.reason}", plan.reason)
+
+
+def launch_attributes(plan: Plan, script: Form) -> dict[str, Any]:
+    """What the FFI targets are told of a launch of teams, and of its script."""
+    return {
+        "window": plan.window,
+        "leaves": script.leaves,
+        "tiles": script.tiles,
+        "script_groups": script.groups,
+        # What a launch of any scan is told.
+        "groups": 1,
+        "scans": plan.teams,
+        "exchange_bytes": 0,
+        "blocks": plan.teams * plan.blocks,
+        "threads": plan.threads,
+        "cluster": 1,
+        "shared_bytes": plan.shared_bytes,
+        "poll_delay": plan.poll_delay,
+        "poll_delay_increase": plan.poll_delay_increase,
+        "poll_delay_decrease": plan.poll_delay_decrease,
+        "wait_limit_ns": int(wait_limit() * 1e9),
+    }
+
+
 def ffi_call(
     params: dict[str, Any], avals: Sequence[ShapedArray], names: Sequence[str], device: AnyDevice
 ) -> FfiCall | Fallback:
@@ -115,20 +154,14 @@ def ffi_call(
         except ValueError as error:  # in a derivative: the cell itself was checked
             plan = NoPlan(str(error))
     if isinstance(plan, Plan) and not forced:
-        rank = avals[names.index("script")].ndim - 1
-        launches = math.prod(jnp.broadcast_shapes(*(a.shape[:rank] for a in avals)))
-        by_kernel, by_loop = launches * plan.total_microseconds, loop_microseconds(form)
+        by_kernel = launches_of(avals, names) * plan.total_microseconds
+        by_loop = loop_microseconds(form)
         if by_kernel > by_loop:
             plan = NoPlan(
                 f"it is predicted to take about {by_loop:.0f} us, and kernels {by_kernel:.0f} us"
             )
-    if isinstance(plan, NoPlan) and not forced:
-        return Fallback(plan.reason)
     if isinstance(plan, NoPlan):
-        asked = f"variant {variant!r}" if variant else "implementation='cuda'"
-        raise UnavailableError(
-            f"dynamic.scan: {asked} was asked for, but {plan.reason}", plan.reason
-        )
+        return without_kernel("dynamic.scan", plan, implementation, variant)
     spans = (f"{n}{span}" for n, span in zip(step.inputs, params["spans"], strict=True))
     outputs = ("float32" if wide else form.state_dtype for wide in step.wide_outputs)
     of_script = params["form"]
@@ -139,30 +172,15 @@ def ffi_call(
             "source": text,
             "expression": EXPRESSIONS[form.emits],
             "emits": form.emits,
-            "window": plan.window,
             "products": form.products,
             "slots": form.slots,
             "kinds": form.kinds,
-            "leaves": of_script.leaves,
-            "tiles": of_script.tiles,
-            # What a launch of any scan is told.
-            "groups": 1,
-            "scans": plan.teams,
-            "exchange_bytes": 0,
-            "script_groups": of_script.groups,
+            **launch_attributes(plan, of_script),
             "carries": step.carries,
             "inputs": " ".join(spans),
             "input_dtypes": " ".join(form.input_dtypes),
             "outputs": " ".join(map(str, step.outputs)),
             "output_dtypes": " ".join(outputs),
-            "blocks": plan.teams * plan.blocks,
-            "threads": plan.threads,
-            "cluster": 1,
-            "shared_bytes": plan.shared_bytes,
-            "poll_delay": plan.poll_delay,
-            "poll_delay_increase": plan.poll_delay_increase,
-            "poll_delay_decrease": plan.poll_delay_decrease,
-            "wait_limit_ns": int(wait_limit() * 1e9),
         },
         workspace=_ffi.team_workspace_bytes(
             teams=plan.teams,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,12 +10,18 @@ from jax.core import ShapedArray
 
 from jaxsparse import _ffi
 from jaxsparse.device import AnyDevice, Device
-from jaxsparse.dynamic.engine import form_of_pass, printed_plan
+from jaxsparse.dynamic.engine import (
+    form_of_pass,
+    launch_attributes,
+    launches_of,
+    printed_plan,
+    without_kernel,
+)
 from jaxsparse.dynamic.loss_plan import LossForm, LossPlan, make_loss_plan, scans_microseconds
 from jaxsparse.dynamic.loss_primitive.steps import Steps, steps_of
 from jaxsparse.dynamic.plan import NoPlan
-from jaxsparse.primitive import Fallback, FfiCall, UnavailableError
-from jaxsparse.recurrent.engine import most_delay, printed_step, wait_limit
+from jaxsparse.primitive import Fallback, FfiCall
+from jaxsparse.recurrent.engine import most_delay, printed_step
 
 _FILE = "dynamic/kernels/graph_loss.cu"
 
@@ -87,8 +92,7 @@ def ffi_call(
         except ValueError as error:  # in a derivative: the cell itself was checked
             plan = NoPlan(str(error))
     if isinstance(plan, LossPlan) and not forced:
-        rank = avals[names.index("script")].ndim - 1
-        launches = math.prod(jnp.broadcast_shapes(*(a.shape[:rank] for a in avals)))
+        launches = launches_of(avals, names)
         by_kernel = launches * plan.total_microseconds
         by_scans = scans_microseconds(form, device, launches)
         if by_kernel > by_scans:
@@ -96,13 +100,8 @@ def ffi_call(
                 f"they are predicted to take about {by_scans:.0f} us, and one launch "
                 f"{by_kernel:.0f} us"
             )
-    if isinstance(plan, NoPlan) and not forced:
-        return Fallback(plan.reason)
     if isinstance(plan, NoPlan):
-        asked = f"variant {variant!r}" if variant else "implementation='cuda'"
-        raise UnavailableError(
-            f"dynamic.loss: {asked} was asked for, but {plan.reason}", plan.reason
-        )
+        return without_kernel("dynamic.loss", plan, implementation, variant)
     saving, adjoint, dtype = steps.saving, steps.adjoint, params["dtype"]
     of_script = params["form"]
     spans = (
@@ -122,16 +121,9 @@ def ffi_call(
             "source": text,
             "expression": expression(form),
             "labels_offset": -1 if labels_offset is None else labels_offset,
-            "window": plan.window,
             "products": form.gather.products,
             "slots": of_script.slots,
-            "leaves": of_script.leaves,
-            "tiles": of_script.tiles,
-            # What a launch of any scan is told.
-            "groups": 1,
-            "scans": plan.teams,
-            "exchange_bytes": 0,
-            "script_groups": of_script.groups,
+            **launch_attributes(plan, of_script),
             "carries": saving.carries,
             "inputs": " ".join(spans),
             "input_dtypes": " ".join(form.gather.input_dtypes),
@@ -139,15 +131,7 @@ def ffi_call(
             "saved_dtypes": " ".join(saved_dtypes),
             "outputs": " ".join(map(str, adjoint.outputs)),
             "output_dtypes": " ".join(_dtypes(adjoint.wide_outputs, dtype)),
-            "blocks": plan.teams * plan.blocks,
-            "threads": plan.threads,
-            "cluster": 1,
-            "shared_bytes": plan.shared_bytes,
-            "poll_delay": plan.poll_delay,
-            "poll_delay_increase": plan.poll_delay_increase,
-            "poll_delay_decrease": plan.poll_delay_decrease,
             "emit_poll_delay": plan.emit_poll_delay,
-            "wait_limit_ns": int(wait_limit() * 1e9),
         },
         workspace=_ffi.loss_workspace_bytes(
             teams=plan.teams,
