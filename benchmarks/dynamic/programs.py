@@ -73,13 +73,17 @@ class Built:
 
 
 def _cast(loss: training.Loss, dtype: str) -> training.Loss:
-    """A loss whose parameters stay in float32 outside."""
+    """A loss whose parameters may be in float32 outside."""
 
     def cast(params: Params, rows: Any, batch: Any) -> Any:
-        params, rows = jax.tree.map(lambda x: x.astype(ARRAYS.get(dtype, dtype)), (params, rows))
+        params, rows = jax.tree.map(lambda x: x.astype(_of_arrays(dtype)), (params, rows))
         return loss(params, rows, batch)
 
     return cast
+
+
+def _of_arrays(dtype: str) -> str:
+    return ARRAYS.get(dtype, dtype)
 
 
 def _step(problem: Problem, way: Way, dtype: str, passed: str) -> Callable[[Params, Any, Any], Any]:
@@ -91,10 +95,12 @@ def _step(problem: Problem, way: Way, dtype: str, passed: str) -> Callable[[Para
         if passed == "forward":
             rows = training.embedded(params, words)
             return carried, loss(training.without_table(params), rows, batch)
-        start = params if passed == "gradient" else carried
-        value, grads = training.gradients(loss, start, words, batch)
-        factor = 1.0 if passed == "gradient" else -training.RATE
-        return training.added(carried, grads, words, factor), value
+        if passed == "gradient":
+            value, grads = training.gradients(loss, params, words, batch)
+            return training.added(carried, grads, words, 1.0), value
+        value, grads = training.gradients(loss, carried.read, words, batch)
+        new = training.added(carried.params, grads, words, -training.RATE)
+        return training.State.of(new, _of_arrays(dtype)), value
 
     return step
 
@@ -116,7 +122,7 @@ def steps_program(problem: Problem, dtype: str, passed: str, way: Way) -> Built:
     def carried_of(params: Params) -> Any:
         if passed == "gradient":
             return jax.tree.map(jnp.zeros_like, params)
-        return None if passed == "forward" else params
+        return None if passed == "forward" else training.State.of(params, _of_arrays(dtype))
 
     def run(params: Params, every: Any) -> Any:
         carried, made = carried_of(params), []
@@ -142,7 +148,8 @@ def steps_program(problem: Problem, dtype: str, passed: str, way: Way) -> Built:
     def checked() -> Arrays:
         carried, made = compiled(params, jax.device_put(arrays(1)))
         if passed != "forward":
-            return _difference(carried, params if passed == "training" else None)
+            trained = passed == "training"
+            return _difference(*((carried.params, params) if trained else (carried, None)))
         return (
             np.concatenate(
                 [
@@ -227,15 +234,15 @@ def end_to_end_program(problem: Problem, dtype: str, passed: str, way: Way) -> B
     batches, groups = way.batches, problem.groups()
     rooms = [batches.room(problem, steps) for steps in groups]
     step = _step(problem, way, dtype, "training")
-    jitted = jax.jit(lambda params, batch: step(params, params, batch)[0], donate_argnums=0)
+    jitted = jax.jit(lambda state, batch: step({}, state, batch)[0], donate_argnums=0)
     start = _start(problem)
 
     def run(params: Params, used: int | None = None) -> Params:
-        params = jax.tree.map(jnp.copy, params)
+        state = training.State.of(jax.tree.map(jnp.copy, params), _of_arrays(dtype))
         for steps, room in zip(groups, rooms, strict=True):
             for batch in _sent(problem, way, steps[:used], room):
-                params = jitted(params, batch)
-        return params
+                state = jitted(state, batch)
+        return state.params
 
     begin = time.perf_counter()
     with _precisely(dtype):

@@ -74,8 +74,9 @@ def bias_of_products(
     bias = params["step"].bias
     if bias not in active or params["emits"] or params["implementation"] == "xla":
         return None
-    dtype = inputs[bias].dtype
-    return bias if dtype.itemsize == 2 and dtype == params["dtype"] else None
+    dtype, h = inputs[bias].dtype, inputs[bias].shape[-1]
+    narrow = dtype.itemsize == 2 and dtype == params["dtype"]
+    return bias if narrow and params["form"].slots * h % _ONES == 0 else None
 
 
 def sum_of_rows(x: Any) -> Any:
@@ -114,7 +115,9 @@ def _gathered(
     x = children.reshape(form.computed, -1)
     if bias is not None:
         # The bias is a row of the weights, for a child whose state is 1.
-        x = jnp.pad(x, [(0, 0), (0, _ONES)], constant_values=1)
+        # XLA reads and writes several numbers at a time where they are in one block of the columns.
+        blocks = x.reshape(form.computed, -1, _ONES)
+        x = jnp.pad(blocks, [(0, 0), (0, 1), (0, 0)], constant_values=1).reshape(len(x), -1)
         row = bias.reshape(1, 1, -1).astype(weights.dtype)
         weights = jnp.concatenate([weights, jnp.pad(row, [(0, 0), (0, _ONES - 1), (0, 0)])], 1)
     return _by_kind(weights, x, script, False, precision, dtype).reshape(form.computed, -1, h)
