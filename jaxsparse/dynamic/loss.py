@@ -190,7 +190,8 @@ def _inner_products(
 
         gradient, *of_bias = jax.linear_transpose(products, *moving)(made.products)
         yield inner(gradient, dx.weights)
-        by_products = {bias: g for g in of_bias}
+        if bias is not None:
+            (by_products[bias],) = of_bias
     if _moves(dx.head_weights):
         dtype = promoted(made.states.dtype, x.head_weights.dtype)
         gradient = jnp.einsum(

@@ -261,7 +261,7 @@ class Script:
             )
         counts = jnp.asarray(self._entries(found))
         chosen = jnp.where(counts.reshape(-1, *[1] * (values.ndim - 1)), values, 0)
-        return chosen.sum(0) / jnp.maximum(_count(counts), 1)
+        return chosen.sum(0) / jnp.maximum(count(counts), 1)
 
     def _entries(self, channel: Channel) -> Any:
         """Which entries of a channel count."""
@@ -299,7 +299,7 @@ class Script:
 _COUNTED = 128  # entries whose count is a number of its own, of an array of more than 8 times that
 
 
-def _count(chosen: Any) -> Any:
+def count(chosen: Any) -> Any:
     """How many of an array (entries,) of bools are true.
 
     In one sum XLA has a GPU make it in a single block, and with it all that is computed of the same

@@ -79,7 +79,7 @@ class CellStep(Step):
         return (*own, *(1,) * (len(self.kinds) > 1), *biases)
 
     @property
-    def bias(self) -> int | None:  # type: ignore[override]
+    def product_bias(self) -> int | None:  # type: ignore[override]
         # Of several kinds each has a bias of its own, which rows of others are not to reach.
         one = len(self.kinds) == 1 and self.kinds[0].biased
         return len(self.inputs) - 1 if one else None

@@ -67,7 +67,7 @@ class Step:
     # over time it is the one before, and the next one.
     carry_rows: tuple[int, int] = (1, 1)
     # The input that is added to the products, one array to each, and has no other part in it.
-    bias: int | None = None
+    product_bias: int | None = None
 
     @property
     def carries_taken(self) -> int:
@@ -254,7 +254,7 @@ class Keeping(OfAnother):
     step: Step
     kept: tuple[int, ...]
 
-    bias = property(lambda self: self.step.bias)
+    product_bias = property(lambda self: self.step.product_bias)
 
     @functools.cached_property
     def outputs(self) -> tuple[int, ...]:  # type: ignore[override]

@@ -71,7 +71,7 @@ def bias_of_products(
     float32, this is a few columns more of the product for the gradient of the weights, which reads
     the cotangents anyway: on a GPU they take less time than a sum by itself.
     """
-    bias = params["step"].bias
+    bias = params["step"].product_bias
     if bias not in active or params["emits"] or params["implementation"] == "xla":
         return None
     dtype, h = inputs[bias].dtype, inputs[bias].shape[-1]
