@@ -303,6 +303,22 @@ def test_in_programs():
     )
 
 
+def test_means_over_many_entries():
+    """Which are counted in parts: of no multiple of a part, and gradients, and a few scripts."""
+    graphs = Graphs.from_sequences([1100, 1150], input={"tag": np.arange(2250) % 3 - 1})
+    scripts = [pack(graphs, [i, 1], Layout(slots=1)) for i in range(2)]
+    form = Form.covering([script.form for script in scripts])
+    together = stack([pack(graphs, [i, 1], Layout(slots=1), form=form) for i in range(2)])
+    values = jnp.asarray(np.random.default_rng(0).standard_normal(form.inputs), jnp.float32)
+    mean = jax.value_and_grad(lambda values, script: script.mean(values, "tag"))
+    made, gradients = jax.jit(jax.vmap(mean, (None, 0)))(values, together)
+    chosen = together.input("tag") != -1
+    assert form.inputs > 2048 and (chosen.sum(1) % 128 != 0).all()
+    for i, own in enumerate(chosen):
+        np.testing.assert_allclose(made[i], values[own].mean(), 1e-5)
+        np.testing.assert_allclose(gradients[i], own / own.sum(), 1e-6)
+
+
 def test_states_in_the_order_of_inputs():
     """Both directions of sequences lie as their entries do."""
     tokens = np.arange(100, 109)

@@ -368,6 +368,30 @@ def test_other_errors():
         dynamic.chain(3)
 
 
+def test_a_bias_beside_weights_in_sixteen_bits():
+    """Its tangent and gradient are of one product with those of the weights, or by themselves."""
+    p = problem("tree_lstm_with_x", h=16, dtype=jnp.float32, seed=4)
+    operands = jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), finite(p.operands))
+    together = jax.tree.map(lambda x: jnp.stack([x, x / 2]), operands)
+
+    def run(implementation):
+        def scan(*x):
+            return jax.tree.map(jnp.float32, p.scan(*x, implementation=implementation))
+
+        def of(*x):
+            tangent = jax.jvp(scan, x, like(x))[1]
+            return tangent, jax.grad(lambda x: dot(scan(*x), tangent))(x)
+
+        return compiled(jax.vmap(of)), jax.make_jaxpr(of)(*operands)
+
+    (joined, program), (apart, other) = run(None), run("xla")
+    assert "[12,56]" in str(program)  # 3 children of 16 units, and columns of ones
+    assert "[12,56]" not in str(other)
+    for got, x in zip(leaves(joined(*together)), leaves(apart(*together)), strict=True):
+        got, x = np.asarray(got, np.float32), np.asarray(x, np.float32)
+        assert np.abs(got - x).max() <= 0.02 * np.abs(x).max()
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_sums_of_rows_are_wide(dtype):
     """Each as exact as sums in float32, whatever the dtype of what they add up."""

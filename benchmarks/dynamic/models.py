@@ -63,6 +63,18 @@ def dense(x: Any, weights: Any, bias: Any = None) -> Any:
     return y if bias is None else y + bias.astype(wide)
 
 
+@jax.custom_vjp
+def _of_one_cotangent(x: Any) -> Any:
+    """An array whose cotangent XLA makes once, as one array.
+
+    Of several gates it would make that of each, and put them together in all products that take it.
+    """
+    return x
+
+
+_of_one_cotangent.defvjp(lambda x: (x, None), lambda _, ct: (jax.lax.optimization_barrier(ct),))
+
+
 def rounded_dense(x: Any, weights: Any, bias: Any = None) -> Any:
     """The same in the dtype of the weights, as layers in 16 bits have it.
 
@@ -70,15 +82,16 @@ def rounded_dense(x: Any, weights: Any, bias: Any = None) -> Any:
     """
     dtype = weights.dtype
     y = jnp.dot(x.astype(dtype), weights)
-    if bias is None:
-        return y
-    return (y + bias.astype(jnp.promote_types(dtype, jnp.float32))).astype(dtype)
+    if bias is not None:
+        y = (y + bias.astype(jnp.promote_types(dtype, jnp.float32))).astype(dtype)
+    return _of_one_cotangent(y)
 
 
 def losses(logits: Any, labels: Any) -> Any:
     """Cross entropy of each row; of a label of -1 whatever."""
-    chosen = jnp.take_along_axis(logits, jnp.maximum(labels, 0)[:, None], axis=-1)[:, 0]
-    return jax.nn.logsumexp(logits, axis=-1) - chosen
+    # Chosen by a mask, whose gradient is no scatter.
+    ones = jax.nn.one_hot(labels, logits.shape[-1], dtype=logits.dtype)
+    return jax.nn.logsumexp(logits, axis=-1) - jnp.sum(ones * logits, axis=-1)
 
 
 @dataclass(frozen=True)

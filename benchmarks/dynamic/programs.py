@@ -76,13 +76,17 @@ class Built:
 
 
 def _cast(loss: training.Loss, dtype: str) -> training.Loss:
-    """A loss whose parameters stay in float32 outside."""
+    """A loss whose parameters may be in float32 outside."""
 
     def cast(params: Params, rows: Any, batch: Any) -> Any:
-        params, rows = jax.tree.map(lambda x: x.astype(ARRAYS.get(dtype, dtype)), (params, rows))
+        params, rows = jax.tree.map(lambda x: x.astype(_of_arrays(dtype)), (params, rows))
         return loss(params, rows, batch)
 
     return cast
+
+
+def _of_arrays(dtype: str) -> str:
+    return ARRAYS.get(dtype, dtype)
 
 
 def _step(problem: Problem, way: Way, dtype: str, passed: str) -> Callable[[Params, Any, Any], Any]:
@@ -94,10 +98,12 @@ def _step(problem: Problem, way: Way, dtype: str, passed: str) -> Callable[[Para
         if passed == "forward":
             rows = training.embedded(params, words)
             return carried, loss(training.without_table(params), rows, batch)
-        start = params if passed == "gradient" else carried
-        value, grads = training.gradients(loss, start, words, batch)
-        factor = 1.0 if passed == "gradient" else -training.RATE
-        return training.added(carried, grads, words, factor), value
+        if passed == "gradient":
+            value, grads = training.gradients(loss, params, words, batch)
+            return training.added(carried, grads, words, 1.0), value
+        value, grads = training.gradients(loss, carried.read, words, batch)
+        new = training.added(carried.params, grads, words, -training.RATE)
+        return training.State.of(new, _of_arrays(dtype)), value
 
     return step
 
@@ -119,7 +125,7 @@ def steps_program(problem: Problem, dtype: str, passed: str, way: Way) -> Built:
     def carried_of(params: Params) -> Any:
         if passed == "gradient":
             return jax.tree.map(jnp.zeros_like, params)
-        return None if passed == "forward" else params
+        return None if passed == "forward" else training.State.of(params, _of_arrays(dtype))
 
     def run(params: Params, every: Any) -> Any:
         carried, made = carried_of(params), []
@@ -145,7 +151,8 @@ def steps_program(problem: Problem, dtype: str, passed: str, way: Way) -> Built:
     def checked() -> Arrays:
         carried, made = compiled(params, jax.device_put(arrays(1)))
         if passed != "forward":
-            return _difference(carried, params if passed == "training" else None)
+            trained = passed == "training"
+            return _difference(*((carried.params, params) if trained else (carried, None)))
         return (
             np.concatenate(
                 [
@@ -231,25 +238,28 @@ def end_to_end_program(problem: Problem, dtype: str, passed: str, way: Way) -> B
     calls = [(_calls(steps), batches.room(problem, steps)) for steps in problem.groups()]
     step = _step(problem, way, dtype, "training")
 
-    def several(params: Params, every: Any) -> Params:
-        params, _ = jax.lax.scan(functools.partial(step, params), params, every)
-        return params
+    def several(state: training.State, every: Any) -> training.State:
+        state, _ = jax.lax.scan(functools.partial(step, {}), state, every)
+        return state
 
     jitted = jax.jit(several, donate_argnums=0)
     start = _start(problem)
 
+    def first(params: Params) -> training.State:
+        return training.State.of(jax.tree.map(jnp.copy, params), _of_arrays(dtype))
+
     def first_steps(params: Params) -> Params:
-        params = jax.tree.map(jnp.copy, params)
+        state = first(params)
         for every, room in calls:
-            params = jitted(params, jax.device_put(stacked(batches, problem, every[0], 1, room)))
-        return params
+            state = jitted(state, jax.device_put(stacked(batches, problem, every[0], 1, room)))
+        return state.params
 
     def run(params: Params) -> Params:
-        params = jax.tree.map(jnp.copy, params)
+        state = first(params)
         for every, room in calls:
             for batch in _sent(problem, way, every * rounds, room):
-                params = jitted(params, batch)
-        return params
+                state = jitted(state, batch)
+        return state.params
 
     begin = time.perf_counter()
     with _precisely(dtype):

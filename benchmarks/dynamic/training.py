@@ -7,7 +7,7 @@ The optimizer is gradient descent.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +19,37 @@ Loss = Callable[[Params, Any, Any], tuple[Any, Any]]
 """(parameters but for the table, embedded words, batch) to the loss and logits."""
 
 
+class State(NamedTuple):
+    """What steps of training change.
+
+    Args:
+        params: in float32.
+        rounded: all but the table, in the narrower dtype that a loss takes; empty if there is none.
+            An update writes both, so that no step has to round what the one before has added up.
+    """
+
+    params: Params
+    rounded: Params
+
+    @classmethod
+    def of(cls, params: Params, dtype: Any) -> State:
+        """Of parameters, for losses whose arrays have a dtype."""
+        others = without_table(params).items()
+        return cls(params, {name: x.astype(dtype) for name, x in others if x.dtype != dtype})
+
+    @property
+    def read(self) -> Params:
+        """The parameters that a loss takes."""
+        return self.params | self.rounded
+
+
 def embedded(params: Params, words: Any) -> Any:
     """Rows of the table, zeros for words of -1; None if there are no words."""
     if words is None:
         return None
-    return params["table"].at[_row(params, words)].get(mode="fill", fill_value=0)
+    words = jnp.asarray(words)
+    rows = params["table"].at[jnp.maximum(words, 0)].get(mode="promise_in_bounds")
+    return jnp.where((words < 0)[:, None], 0, rows)
 
 
 def _row(params: Params, words: Any) -> Any:
@@ -46,7 +72,9 @@ def gradients(loss: Loss, params: Params, words: Any, batch: Any) -> tuple[Any, 
 def added(params: Params, grads: Any, words: Any, factor: float) -> Params:
     """Parameters with so many times the gradients added."""
     of_others, of_rows = grads
-    new = {name: params[name] + factor * g for name, g in of_others.items()}
+    new = {
+        name: params[name] + factor * g.astype(params[name].dtype) for name, g in of_others.items()
+    }
     if words is not None:
         row = _row(params, words)
         new["table"] = params["table"].at[row].add(factor * of_rows, mode="drop")

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxsparse import _ffi
-from jaxsparse.dynamic.script import Script
+from jaxsparse.dynamic.script import Script, count
 from jaxsparse.ops.arguments import check_floating
 from jaxsparse.precision import accumulator_dtype, promoted
 from jaxsparse.recurrent.arguments import as_array_of_rank, as_vector
@@ -130,4 +130,4 @@ def mean_of(losses: Any, labels: Any) -> Any:
 
 def count_of(labels: Any, dtype: Any) -> Any:
     """How many rows have labels, but at least 1."""
-    return jnp.maximum(jnp.sum(labels != -1), 1).astype(dtype)
+    return jnp.maximum(count(labels != -1), 1).astype(dtype)

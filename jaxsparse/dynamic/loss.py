@@ -26,7 +26,11 @@ from jaxsparse.dynamic.loss_primitive import Operands, Results, loss_bind
 from jaxsparse.dynamic.loss_primitive.plain import labelled_rows, states_by_scan
 from jaxsparse.dynamic.loss_primitive.steps import steps_of
 from jaxsparse.dynamic.primitive.operands import FULL
-from jaxsparse.dynamic.primitive.row_products import products_of_rows, sum_of_rows
+from jaxsparse.dynamic.primitive.row_products import (
+    bias_of_products,
+    products_of_rows,
+    sum_of_rows,
+)
 from jaxsparse.dynamic.scan import prepared
 from jaxsparse.dynamic.script import Script
 from jaxsparse.precision import accumulator_dtype, promoted
@@ -174,15 +178,20 @@ def _inner_products(
         # A tangent repeats where its operand does.
         return jnp.sum(gradient.astype(wide) * tangent.astype(wide))
 
+    by_products: dict[int, Any] = {}  # gradients of inputs that come with that of the weights
     if _moves(dx.weights):
+        of_gather = {**params, "emits": False}
+        bias = bias_of_products(x.inputs, params["active"], of_gather)
+        moving = (x.weights,) if bias is None else (x.weights, x.inputs[bias])
 
-        def products(weights: Any) -> Any:
-            made_of, _ = products_of_rows(weights, x.words, made.states, x.state, of_gather)
+        def products(weights: Any, bias: Any = None) -> Any:
+            made_of, _ = products_of_rows(weights, x.words, made.states, x.state, of_gather, bias)
             return made_of
 
-        of_gather = {**params, "emits": False}
-        (gradient,) = jax.linear_transpose(products, x.weights)(made.products)
+        gradient, *of_bias = jax.linear_transpose(products, *moving)(made.products)
         yield inner(gradient, dx.weights)
+        if bias is not None:
+            (by_products[bias],) = of_bias
     if _moves(dx.head_weights):
         dtype = promoted(made.states.dtype, x.head_weights.dtype)
         gradient = jnp.einsum(
@@ -202,7 +211,9 @@ def _inner_products(
             yield inner(gradient, tangent)
     for i, place in zip(params["active"], steps.places, strict=True):
         gradient = made.products if place is None else made.outputs[place]
-        if params["implementation"] != "xla" and "r" not in params["spans"][i]:
+        if i in by_products:
+            gradient = by_products[i]
+        elif params["implementation"] != "xla" and "r" not in params["spans"][i]:
             gradient = sum_of_rows(gradient)
         yield inner(gradient, dx.inputs[i])
 

@@ -261,7 +261,7 @@ class Script:
             )
         counts = jnp.asarray(self._entries(found))
         chosen = jnp.where(counts.reshape(-1, *[1] * (values.ndim - 1)), values, 0)
-        return chosen.sum(0) / jnp.maximum(counts.sum(), 1)
+        return chosen.sum(0) / jnp.maximum(count(counts), 1)
 
     def _entries(self, channel: Channel) -> Any:
         """Which entries of a channel count."""
@@ -294,6 +294,22 @@ class Script:
             f"Script({several}graphs={form.graphs}, leaves={form.leaves}, tiles={form.tiles}, "
             f"width={form.width}, groups={form.groups})"
         )
+
+
+_COUNTED = 128  # entries whose count is a number of its own, of an array of more than 8 times that
+
+
+def count(chosen: Any) -> Any:
+    """How many of an array (entries,) of bools are true.
+
+    In one sum XLA has a GPU make it in a single block, and with it all that is computed of the same
+    entries, as the losses of rows.
+    """
+    entries = chosen.shape[0]
+    if entries <= 8 * _COUNTED:
+        return chosen.sum()
+    parts = jnp.pad(chosen, (0, -entries % _COUNTED)).reshape(-1, _COUNTED).sum(1)
+    return jax.lax.optimization_barrier(parts).sum()
 
 
 def stack(scripts: Sequence[Script]) -> Script:

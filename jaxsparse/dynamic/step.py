@@ -79,6 +79,12 @@ class CellStep(Step):
         return (*own, *(1,) * (len(self.kinds) > 1), *biases)
 
     @property
+    def product_bias(self) -> int | None:  # type: ignore[override]
+        # Of several kinds each has a bias of its own, which rows of others are not to reach.
+        one = len(self.kinds) == 1 and self.kinds[0].biased
+        return len(self.inputs) - 1 if one else None
+
+    @property
     def outputs(self) -> tuple[int, ...]:  # type: ignore[override]
         return (1,) * len(self.kept)
 

@@ -66,6 +66,8 @@ class Step:
     # Of how many rows it takes the carries, and for how many it makes some; row by row. In a scan
     # over time it is the one before, and the next one.
     carry_rows: tuple[int, int] = (1, 1)
+    # The input that is added to the products, one array to each, and has no other part in it.
+    product_bias: int | None = None
 
     @property
     def carries_taken(self) -> int:
@@ -251,6 +253,8 @@ class Keeping(OfAnother):
 
     step: Step
     kept: tuple[int, ...]
+
+    product_bias = property(lambda self: self.step.product_bias)
 
     @functools.cached_property
     def outputs(self) -> tuple[int, ...]:  # type: ignore[override]

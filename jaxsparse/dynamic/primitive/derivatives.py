@@ -17,7 +17,11 @@ from jaxsparse.dynamic.primitive.operands import (
     split,
     split_results,
 )
-from jaxsparse.dynamic.primitive.row_products import products_of_rows, sum_of_rows
+from jaxsparse.dynamic.primitive.row_products import (
+    bias_of_products,
+    products_of_rows,
+    sum_of_rows,
+)
 from jaxsparse.primitive import bind, undefined
 from jaxsparse.recurrent.primitive.derivatives import (
     instantiated,
@@ -35,6 +39,8 @@ def jvp(primals: Any, tangents: Any, **params: Any) -> Any:
     x, dx = split(primals, params), split(tangents, params)
     active = tuple(i for i, t in enumerate(dx.inputs) if not is_zero(t))
     shifted = not is_zero(dx.weights)
+    bias = bias_of_products(x.inputs, active, params) if shifted else None
+    active = tuple(i for i in active if i != bias)
     first = () if x.state is None else (dx.state, *dx.carries)
     if not shifted and not active and all(map(is_zero, first)):
         results = bind(dynamic_scan_p, *primals, **params)
@@ -53,17 +59,21 @@ def jvp(primals: Any, tangents: Any, **params: Any) -> Any:
         *(spans[i] for i in active),
     )
 
-    def of_all(weights: Any, states: Any) -> Any:
-        return products_of_rows(weights, x.words, states, x.state, params)
+    def of_all(weights: Any, states: Any, bias: Any = None) -> Any:
+        return products_of_rows(weights, x.words, states, x.state, params, bias)
 
-    def linear(weights: Any, states: Any, saved: Any, read: Any, dweights: Any, rest: Any) -> Any:
+    def linear(
+        weights: Any, states: Any, saved: Any, read: Any, dweights: Any, dbias: Any, rest: Any
+    ) -> Any:
         if recompute:
             again, _ = of_all(weights, states)
             saved = [parts_of(again, tangent.saved.products), *saved]
         shift, reached = [], None
         if dweights is not None:
-            # The children's states are gathered again in the gradient, not kept.
-            of_rows, reached = jax.checkpoint(of_all)(dweights, states)
+            # The children's states are gathered in the gradient, not kept. They were not gathered
+            # before, so nothing has to be kept from being computed once.
+            gathering = jax.checkpoint(of_all, prevent_cse=False)
+            of_rows, reached = gathering(dweights, states, dbias)
             shift = [of_rows]
         first, dinputs = rest
         state, carries = (None, ()) if first is None else (first[0], tuple(first[1:]))
@@ -79,6 +89,7 @@ def jvp(primals: Any, tangents: Any, **params: Any) -> Any:
         saved,
         [x.inputs[i] for i in tangent.read],
         dx.weights if shifted else None,
+        None if bias is None else dx.inputs[bias],
         (
             [instantiated(t) for t in first] or None,
             [dx.inputs[i] for i in active],

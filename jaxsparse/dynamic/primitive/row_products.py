@@ -6,6 +6,7 @@ They recompute products that were not kept, and their transpose is the gradient 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from jaxsparse.dynamic.script import Script
 from jaxsparse.precision import accumulator_dtype
 from jaxsparse.recurrent.products import product
 
-_ROWS_OF_ONES = 8  # as few as tensor cores take: XLA makes a sum of a product by a single one
+_ONES = 8  # as few as tensor cores take: XLA makes a sum of a product by a single one
 
 
 def child_rows(script: Script) -> Any:
@@ -27,7 +28,12 @@ def child_rows(script: Script) -> Any:
 
 
 def products_of_rows(
-    weights: Any, words: Any, states: Any, state: Any, params: dict[str, Any]
+    weights: Any,
+    words: Any,
+    states: Any,
+    state: Any,
+    params: dict[str, Any],
+    bias: Any = None,
 ) -> tuple[Any, Any]:
     """What the products of every computed row are, and what is emitted to the given ones.
 
@@ -37,6 +43,8 @@ def products_of_rows(
         states: of the computed rows, ``(..., rows, parts, h)``.
         state: of the given rows, ``(..., F, 1, h)``; None where the scan emits.
         params: of the scan.
+        bias: ``(..., 1, P, h)``, added to the products of all rows, or None; of rows of one kind,
+            where the scan gathers.
 
     Returns:
         ``(..., rows, P, h)`` and None where the scan gathers; ``(..., rows, 1, h)`` and
@@ -50,7 +58,25 @@ def products_of_rows(
         computed = rows[..., form.leaves :, :, :]
         return computed.astype(params["dtype"]), rows[..., : form.leaves, :, :]
     gather = functools.partial(_gathered, form=form, **options)
-    return over_batch(gather, words.ndim - 1, weights, words, states, state), None
+    added = () if bias is None else (bias,)
+    return over_batch(gather, words.ndim - 1, weights, words, states, state, *added), None
+
+
+def bias_of_products(
+    inputs: Sequence[Any], active: Sequence[int], params: dict[str, Any]
+) -> int | None:
+    """The active input that `products_of_rows` should take as bias, with a change of the weights.
+
+    Its gradient is the sum of the products' cotangents. In 16 bits, where a product has sums in
+    float32, this is a few columns more of the product for the gradient of the weights, which reads
+    the cotangents anyway: on a GPU they take less time than a sum by itself.
+    """
+    bias = params["step"].product_bias
+    if bias not in active or params["emits"] or params["implementation"] == "xla":
+        return None
+    dtype, h = inputs[bias].dtype, inputs[bias].shape[-1]
+    narrow = dtype.itemsize == 2 and dtype == params["dtype"]
+    return bias if narrow and params["form"].slots * h % _ONES == 0 else None
 
 
 def sum_of_rows(x: Any) -> Any:
@@ -63,7 +89,7 @@ def sum_of_rows(x: Any) -> Any:
     if x.dtype.itemsize != 2:
         return jnp.sum(x, -3, keepdims=True)
     *lead, rows, parts, h = x.shape
-    ones = jnp.ones((_ROWS_OF_ONES, rows), x.dtype)
+    ones = jnp.ones((_ONES, rows), x.dtype)
     wide = accumulator_dtype(x.dtype)
     sums = jnp.einsum(
         "mr,...rn->...mn", ones, x.reshape(*lead, rows, -1), preferred_element_type=wide
@@ -72,13 +98,28 @@ def sum_of_rows(x: Any) -> Any:
 
 
 def _gathered(
-    weights: Any, words: Any, states: Any, state: Any, *, form: Form, precision: Any, dtype: str
+    weights: Any,
+    words: Any,
+    states: Any,
+    state: Any,
+    bias: Any = None,
+    *,
+    form: Form,
+    precision: Any,
+    dtype: str,
 ) -> Any:
     script, h = Script(words, form), states.shape[-1]
     # The row behind all is that of a child that is not there.
     rows = jnp.pad(jnp.concatenate([state[:, 0], states[:, 0]]), [(0, 1), (0, 0)])
     children = rows.at[child_rows(script)].get(mode="promise_in_bounds")
     x = children.reshape(form.computed, -1)
+    if bias is not None:
+        # The bias is a row of the weights, for a child whose state is 1.
+        # XLA reads and writes several numbers at a time where they are in one block of the columns.
+        blocks = x.reshape(form.computed, -1, _ONES)
+        x = jnp.pad(blocks, [(0, 0), (0, 1), (0, 0)], constant_values=1).reshape(len(x), -1)
+        row = bias.reshape(1, 1, -1).astype(weights.dtype)
+        weights = jnp.concatenate([weights, jnp.pad(row, [(0, 0), (0, _ONES - 1), (0, 0)])], 1)
     return _by_kind(weights, x, script, False, precision, dtype).reshape(form.computed, -1, h)
 
 
