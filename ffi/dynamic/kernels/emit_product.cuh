@@ -71,15 +71,14 @@ class EmitProducts {
     Take(p);
     const bool asks_ahead = kSizes.asks_ahead && !is_missing && now_.exists;
     if (asks_ahead) Ask(next);
-    int looks = 0;
     if (is_missing) {
-      looks = LookAgain(places, x, backoff_, &watchdog_);
-      if (looks == 0) *stop_ = 1;
+      const int looks = LookAgain(places, x, backoff_, &watchdog_);
+      if (looks > 0) backoff_.Adapt(looks > 1);
+      else *stop_ = 1;
     }
     product_.Multiply(kind, x, ring_.partials());
     ring_.Fill();
     MeetBlock<Plan>();
-    if (looks > 0) backoff_.Adapt(looks > 1);
     backoff_.Start();
     if (!now_.exists) return false;
     if (!asks_ahead) Ask(next);
