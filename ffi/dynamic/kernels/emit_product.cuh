@@ -58,8 +58,8 @@ class EmitProducts {
   // Whether there is one.
   //
   // Where steps are ahead of products, states are there at the first look, and probably those of
-  // the next tile, too: so it asks for them before it multiplies. Where they are not, as a rule each
-  // tile waits for the one before it, and a look so early would be one more in vain.
+  // the next tile, too: so it asks for them before it multiplies. Where they are not, as a rule
+  // each tile waits for the one before it, and a look so early would be one more in vain.
   __device__ __forceinline__ bool Turn(const GraphScanProblem& p, States& x, States& next) {
     MeetTeam<Plan>(p, number_, &watchdog_);
     Delay<Plan::kMostDelay>(number_++);

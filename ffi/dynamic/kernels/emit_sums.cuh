@@ -47,7 +47,8 @@ class EmitSums {
     const int unit = BlockOfScan<Plan>() * kSizes.units + first_unit_;
 #pragma unroll
     for (int v = 0; v < kValues; ++v) {
-      leaves_at_[v] = reinterpret_cast<uint64_t>((v == 0 ? p.leaf_sums : p.leaf_carries[v - 1]) + unit);
+      leaves_at_[v] =
+          reinterpret_cast<uint64_t>((v == 0 ? p.leaf_sums : p.leaf_carries[v - 1]) + unit);
       rows_at_[v] = reinterpret_cast<uint64_t>((v == 0 ? p.sums : p.carries[v - 1]) + unit) -
                     MultiplyWide(leaves_, kRowBytes);
       KeepInRegister(leaves_at_[v]);  // or they are found for every tile
@@ -287,8 +288,8 @@ class EmitSums {
         const Target& target = targets[n / kRows][n % kRows];
         if (target.turn != turn + kInMemory) continue;
         const bool is_leaf = target.at < leaves_;
-        const uint64_t behind = MultiplyWide(target.at, kRowBytes) +
-                                (UnitOf(n / kRows) - first_unit_) * sizeof(float);
+        const uint64_t behind =
+            MultiplyWide(target.at, kRowBytes) + (UnitOf(n / kRows) - first_unit_) * sizeof(float);
 #pragma unroll
         for (int v = 0; v < kValues; ++v) {
           const uint64_t at = (is_leaf ? leaves_at_[v] : rows_at_[v]) + behind;
