@@ -109,8 +109,10 @@ ThreadRegisters NeededRegisters(const GraphScanForm& form, const TeamConfig& con
   const int64_t of_items = sizes.items * (form.arrays + form.products);
   const int64_t least_emit = kLeastEmitRegisters + (SizeOf(form.dtype) == 4 ? kMoreOfFloats : 0);
   const int64_t pointwise = form.emits ? std::max<int64_t>(least_emit, 24 + of_items)
-                                       : std::max<int64_t>(kLeastPointwiseRegisters, 56 + of_items);
-  const int64_t of_sums = 20 + 2 * config.warps + 4 * sizes.sum_items * (2 + form.carries);
+                                       : std::max<int64_t>(kLeastPointwiseRegisters, 60 + of_items);
+  // The parts of a product, values and places of each item, and where each value lies in memory.
+  const int64_t of_sums =
+      2 * config.warps + (28 + 4 * form.carries) * sizes.sum_items + 4 * (1 + form.carries) - 8;
   const int64_t others = form.emits ? std::max<int64_t>(kLeastSumRegisters, of_sums) : 0;
   return {0, static_cast<int>(RoundUp(pointwise, 8)), static_cast<int>(RoundUp(others, 8))};
 }

@@ -95,7 +95,8 @@ struct TeamSizes : TeamConfig {
   int tile_values = (sum_warps > 0 ? 1 + passed / row_parts : carries) * units * 8;
   int shared_bytes = window_at + window * tile_values * 4;
 
-  // Registers of a product thread for all but the weights that it keeps.
+  // Registers of a product thread for all but the weights that it keeps. Where rows emit and it
+  // asks ahead, what it needs, and else more.
   int other_registers = (sum_warps > 0 ? asks_ahead ? 16 : 28
                          : asks_ahead  ? 52
                                        : 48) +
