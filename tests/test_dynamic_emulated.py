@@ -81,12 +81,6 @@ def run_call(eqn, operands, folder, call, sizes, more):
     ]
 
 
-def strides(parts, span, hidden):
-    """Of an input: of its rows, parts and units."""
-    units = hidden if "h" in span else 1
-    return [parts * units * ("r" in span), units, int("h" in span)]
-
-
 def launch_of(said, form):
     launch = said["scans"], said["blocks"], said["threads"], said["shared_bytes"]
     return [form.leaves, form.tiles, form.slots, form.groups, form.kinds, said["window"], *launch]
@@ -94,12 +88,10 @@ def launch_of(said, form):
 
 def emulated_scan(eqn, operands, folder):
     """A scan."""
-    said, step, form = planned(eqn), eqn.params["step"], eqn.params["form"]
+    said, form = planned(eqn), eqn.params["form"]
     hidden = eqn.outvars[0].aval.shape[-1]
     sizes = [int(said["emits"]), said["products"], hidden, said["carries"], *launch_of(said, form)]
-    inputs = zip(step.inputs, eqn.params["spans"], strict=True)
-    more = [n for parts, span in inputs for n in strides(parts, span, hidden)]
-    return run_call(eqn, operands, folder, "graph_scan_call", sizes, more)
+    return run_call(eqn, operands, folder, "graph_scan_call", sizes, [])
 
 
 def emulated_loss(eqn, operands, folder):
@@ -114,10 +106,7 @@ def emulated_loss(eqn, operands, folder):
     more = [len(saved)]
     for parts, dtype in saved:
         more += [int(parts), jnp.dtype(dtype).itemsize]
-    step, spans = eqn.params["step"], eqn.params["spans"]
-    inputs = zip(step.inputs, spans, said["inputs"].split(), strict=True)
-    for parts, span, text in inputs:
-        more += [*strides(parts, span, hidden), int("b" in text)]
+    more += [int("b" in text) for text in said["inputs"].split()]
     return run_call(eqn, operands, folder, "graph_loss_call", sizes, more)
 
 

@@ -196,6 +196,9 @@ __device__ __forceinline__ void SetFlagOfHost(uint32_t* to) {
 __device__ __forceinline__ void AddRelaxed(uint32_t* to, uint32_t x) {
   asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
 }
+__device__ __forceinline__ void AddRelaxed(float* to, float x) {
+  asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(to), "f"(x) : "memory");
+}
 // Between what the thread, and those that met it at a barrier before, have accessed and what
 // comes later.
 __device__ __forceinline__ void FenceOfGpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }

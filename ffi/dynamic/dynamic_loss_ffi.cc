@@ -167,12 +167,9 @@ GraphScanProblem EmitOf(const DynamicLossCall& c, int64_t entry, const GraphScan
     p.leaf_carries[i] = floats(c.of_leaf_carries[i]);
   }
   size_t input = 0;
-  for (const SavedArray& array : c.saved) {
-    p.inputs[input] = {gather.outputs[input], array.parts * c.hidden, c.hidden, 1};
-    ++input;
-  }
+  for (; input < c.saved.size(); ++input) p.inputs[input] = gather.outputs[input];
   for (const size_t read : c.read) p.inputs[input++] = gather.inputs[read];
-  p.inputs[input] = {workspace_at(workspace.OfStatesAt()), c.hidden, c.hidden, 1};
+  p.inputs[input] = workspace_at(workspace.OfStatesAt());
   for (size_t i = 0; i < c.outputs.size(); ++i) {
     p.outputs[i] = EntryOf(c.batch, entry, c.outputs[i].array, c.outputs[i].bytes);
   }

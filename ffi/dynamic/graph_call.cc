@@ -51,9 +51,6 @@ ScanArrays::Input ParseInput(CallParser& call, const Span& span, std::string_vie
   ScanArrays::Input input;
   input.array = call.Operand("input", type, {span.has('r') ? rows : 1, span.parts, of_unit});
   input.bytes = SizeOf(DTypeOf(type));
-  input.form.part_stride = of_unit;
-  input.form.unit_stride = span.has('h') ? 1 : 0;
-  input.form.row_stride = span.has('r') ? span.parts * of_unit : 0;
   return input;
 }
 
@@ -73,9 +70,8 @@ GraphScanProblem LaunchedOn(const int32_t* script, const ScriptForm& form,
   return p;
 }
 
-GraphInput InputOf(const Batch& batch, int64_t entry, const ScanArrays::Input& input) {
-  return {EntryOf(batch, entry, input.array, input.bytes), input.form.row_stride,
-          input.form.part_stride, input.form.unit_stride};
+const void* InputOf(const Batch& batch, int64_t entry, const ScanArrays::Input& input) {
+  return EntryOf(batch, entry, input.array, input.bytes);
 }
 
 }  // namespace jaxsparse

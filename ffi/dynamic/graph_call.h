@@ -32,6 +32,6 @@ GraphScanProblem LaunchedOn(const int32_t* script, const ScriptForm& form,
                             const ScanLaunches& launches);
 
 // Where a batch entry has an input.
-GraphInput InputOf(const Batch& batch, int64_t entry, const ScanArrays::Input& input);
+const void* InputOf(const Batch& batch, int64_t entry, const ScanArrays::Input& input);
 
 }  // namespace jaxsparse

@@ -26,15 +26,6 @@ namespace jaxsparse {
 constexpr int kTileRows = 8;         // rows of a tile: columns of a tensor core
 constexpr int kMaxGraphArrays = 24;  // arrays of one kind that a launch takes
 
-// Values of the state's dtype or of float32 for every computed row and unit, of several parts; the
-// distance in elements between neighbours is 0 where it repeats.
-struct GraphInput {
-  const void* data = nullptr;
-  int64_t row_stride = 0;
-  int64_t part_stride = 0;
-  int64_t unit_stride = 0;
-};
-
 struct GraphScanProblem {
   const int32_t* group_tiles = nullptr;  // of the script, with groups + 1 numbers
   const int32_t* records = nullptr;      // of the script, one for each tile
@@ -45,7 +36,9 @@ struct GraphScanProblem {
   // Of rows of the first kind: rows (g, unit) and columns (k, c), or (k, unit) and (g, c).
   DenseWeights weights;
   int64_t weight_kind_bytes = 0;  // from a kind's to those of the next one
-  GraphInput inputs[kMaxGraphArrays];
+  // State dtype or float32 (tiles * kTileRows, parts, h); where all rows or all units have the same
+  // one row or unit.
+  const void* inputs[kMaxGraphArrays] = {};
   const void* leaf_states = nullptr;          // state dtype (leaves, h); where rows gather
   float* leaf_carries[kMaxGraphArrays] = {};  // (leaves, h) each; where rows emit, as leaf_sums
 

@@ -21,9 +21,9 @@ struct RingKind {
 constexpr RingKind kRings[] = {{8, 4, true},  {4, 4, true},  {2, 4, true}, {1, 4, true},
                                {8, 2, true},  {4, 2, true},  {2, 2, true}, {8, 4, false},
                                {4, 4, false}, {8, 2, false}, {4, 2, false}};
-// Where rows emit, what is asked for ahead comes too early, and more stages let steps run ahead.
-constexpr RingKind kEmittingRings[] = {{8, 6, false}, {4, 6, false}, {2, 6, false},
-                                       {1, 6, false}, {8, 4, false}, {4, 4, false},
+// Where rows emit, more stages let steps run ahead.
+constexpr RingKind kEmittingRings[] = {{8, 6, true},  {8, 6, false}, {4, 6, true},  {4, 6, false},
+                                       {2, 6, false}, {1, 6, false}, {8, 4, false}, {4, 4, false},
                                        {8, 2, false}, {4, 2, false}, {2, 2, false}};
 
 // Clock cycles from a product to the second look at the next states, as a plan says them. Where

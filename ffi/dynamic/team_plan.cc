@@ -34,7 +34,7 @@ constexpr double kLevels = 20;
 constexpr int kMostThreadRegisters = 232;
 constexpr int kLeastPointwiseRegisters = 80;  // found by compiling Tree-LSTMs and chains of LSTMs
 // The same where rows emit, whose `arrays` count what is made of inputs ahead.
-constexpr int kLeastEmitRegisters = 64, kLeastSumRegisters = 40;
+constexpr int kLeastEmitRegisters = 64, kMoreOfFloats = 8, kLeastSumRegisters = 48;
 constexpr int kPassingRegisters = 16, kMoreWhereRowsEmit = 16;
 // Tiles: where rows gather, farther children are few.
 constexpr int kMostGatheringWindow = 64, kMostEmittingWindow = 128, kLeastEmittingWindow = 8;
@@ -107,9 +107,12 @@ TeamConfig PassConfig(const GraphScanForm& form, int64_t units, const RingKind& 
 ThreadRegisters NeededRegisters(const GraphScanForm& form, const TeamConfig& config) {
   const TeamSizes sizes(config);
   const int64_t of_items = sizes.items * (form.arrays + form.products);
-  const int64_t pointwise = form.emits ? std::max<int64_t>(kLeastEmitRegisters, 24 + of_items)
-                                       : std::max<int64_t>(kLeastPointwiseRegisters, 56 + of_items);
-  const int64_t of_sums = 12 + 2 * config.warps + 4 * sizes.sum_items * (2 + form.carries);
+  const int64_t least_emit = kLeastEmitRegisters + (SizeOf(form.dtype) == 4 ? kMoreOfFloats : 0);
+  const int64_t pointwise = form.emits ? std::max<int64_t>(least_emit, 24 + of_items)
+                                       : std::max<int64_t>(kLeastPointwiseRegisters, 60 + of_items);
+  // The parts of a product, values and places of each item, and where each value lies in memory.
+  const int64_t of_sums =
+      2 * config.warps + (28 + 4 * form.carries) * sizes.sum_items + 4 * (1 + form.carries) - 8;
   const int64_t others = form.emits ? std::max<int64_t>(kLeastSumRegisters, of_sums) : 0;
   return {0, static_cast<int>(RoundUp(pointwise, 8)), static_cast<int>(RoundUp(others, 8))};
 }

@@ -80,7 +80,9 @@ def printed_plan(
     step: Step, form: ScanForm, spans: Sequence[str], constants: str, delay: int
 ) -> str:
     """A pass's plan as device code: its constants, and what does not follow from these."""
-    of_row = ", ".join(str("r" in span).lower() for span in spans)
+    of_row, of_unit = (
+        ", ".join(str(dimension in span).lower() for span in spans) or "false" for dimension in "rh"
+    )
     outputs = tuple("float32" if wide else form.state_dtype for wide in step.wide_outputs)
     dtype = _ffi.SCAN_DTYPES[form.state_dtype]
     return (
@@ -88,7 +90,8 @@ def printed_plan(
         f"  using State = {dtype};\n"
         f"  using Weight = {dtype};\n"
         f"{printer.print_arrays(step.inputs, form.input_dtypes, step.outputs, outputs)}"
-        f"  static constexpr bool kInputIsOfRow[] = {{{of_row or 'false'}}};\n"
+        f"  static constexpr bool kInputIsOfRow[] = {{{of_row}}};\n"
+        f"  static constexpr bool kInputIsOfUnit[] = {{{of_unit}}};\n"
         f"{constants}"
         f"  static constexpr unsigned kMostDelay = {delay};\n"
         "};\n"

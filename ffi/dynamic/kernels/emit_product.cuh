@@ -33,23 +33,17 @@ class EmitProducts {
              product_.Column(0);
     KeepInRegister(first_);  // and no registers while weights are loaded
     backoff_.Start();
-    States x;
-    for (int64_t number = 0; now_.exists; ++number) {
-      StatePlace places[kLoads];
-      PlacesOf(now_, places);
-      AskForStates(places, x);
-      MeetTeam<Plan>(p, number, &watchdog_);
-      Delay<Plan::kMostDelay>(number);
-      const int kind = kind_;
-      Take(p);
-      const int looks = LookForStates(places, x, backoff_, &watchdog_);
-      ring_.WaitUntilEmpty();
-      product_.Multiply(kind, x, ring_.partials());
-      if (watchdog_.timed_out()) *stop_ = 1;
-      ring_.Fill();
-      MeetBlock<Plan>();
-      if (looks > 0) backoff_.Adapt(looks > 1);
-      backoff_.Start();
+    States even;
+    Ask(even);
+    if constexpr (kSizes.asks_ahead) {
+      States odd;
+      for (;;) {
+        if (!Turn(p, even, odd)) return;
+        if (!Turn(p, odd, even)) return;
+      }
+    } else {
+      while (Turn(p, even, even)) {
+      }
     }
   }
 
@@ -58,6 +52,43 @@ class EmitProducts {
   __device__ __forceinline__ void Take(const GraphScanProblem& p) {
     now_ = tiles_.Next(p);
     kind_ = TilesOfTeam<Plan, true>::LoadKind(p, now_);
+  }
+
+  // Makes the products of a tile whose states x were asked for, and asks for those of the next one.
+  // Whether there is one.
+  //
+  // Where steps are ahead of products, states are there at the first look, and probably those of
+  // the next tile, too: so it asks for them before it multiplies. Where they are not, as a rule
+  // each tile waits for the one before it, and a look so early would be one more in vain.
+  __device__ __forceinline__ bool Turn(const GraphScanProblem& p, States& x, States& next) {
+    MeetTeam<Plan>(p, number_, &watchdog_);
+    Delay<Plan::kMostDelay>(number_++);
+    StatePlace places[kLoads];
+    PlacesOf(now_, places);
+    const int kind = kind_;
+    const bool is_missing = IsMissing(places, x);
+    ring_.WaitUntilEmpty();
+    Take(p);
+    const bool asks_ahead = kSizes.asks_ahead && !is_missing && now_.exists;
+    if (asks_ahead) Ask(next);
+    if (is_missing) {
+      const int looks = LookAgain(places, x, backoff_, &watchdog_);
+      if (looks > 0) backoff_.Adapt(looks > 1);
+      else *stop_ = 1;
+    }
+    product_.Multiply(kind, x, ring_.partials());
+    ring_.Fill();
+    MeetBlock<Plan>();
+    backoff_.Start();
+    if (!now_.exists) return false;
+    if (!asks_ahead) Ask(next);
+    return true;
+  }
+
+  __device__ __forceinline__ void Ask(States& x) const {
+    StatePlace places[kLoads];
+    PlacesOf(now_, places);
+    AskForStates(places, x);
   }
 
   // Rows of padding have states, too: zeros. A lane's columns lie at the same distances in all
@@ -81,7 +112,8 @@ class EmitProducts {
   Backoff backoff_;
   volatile uint32_t* const stop_;
   TeamTile now_ = {};
-  int kind_ = 0;  // of its rows
+  int kind_ = 0;        // of its rows
+  int64_t number_ = 0;  // of tiles that the team has begun
 };
 
 }  // namespace jaxsparse

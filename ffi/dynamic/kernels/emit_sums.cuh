@@ -21,6 +21,7 @@ class EmitSums {
   static constexpr int kSlots = Plan::kSlots;
   static constexpr int kSources = kTileRows * kSlots;  // of a tile, one for each lane
   static constexpr int kValues = Window::kValues, kCarries = kValues - 1;
+  static constexpr uint32_t kRowBytes = kSizes.hidden * sizeof(float);
   static_assert(kSources <= kWarp);
 
   // A lane takes one of 4 units of two rows; the halves of a warp take slots in turn, or if there
@@ -41,7 +42,19 @@ class EmitSums {
         first_row_(lane_ / kUnits % (kHalf / kUnits) * kRows),
         window_(shared),
         ring_(shared),
-        tiles_(p) {}
+        tiles_(p),
+        leaves_(static_cast<uint32_t>(p.leaves)) {
+    const int unit = BlockOfScan<Plan>() * kSizes.units + first_unit_;
+#pragma unroll
+    for (int v = 0; v < kValues; ++v) {
+      leaves_at_[v] =
+          reinterpret_cast<uint64_t>((v == 0 ? p.leaf_sums : p.leaf_carries[v - 1]) + unit);
+      rows_at_[v] = reinterpret_cast<uint64_t>((v == 0 ? p.sums : p.carries[v - 1]) + unit) -
+                    MultiplyWide(leaves_, kRowBytes);
+      KeepInRegister(leaves_at_[v]);  // or they are found for every tile
+      KeepInRegister(rows_at_[v]);
+    }
+  }
 
   // Stores zeros where what is far away is added in memory, in all groups of the team, while others
   // load weights. A warp clears the units that it adds to itself. A step that loads such sums is a
@@ -68,16 +81,21 @@ class EmitSums {
     __syncwarp();
   }
 
+  // A tile's sources are known, and looked at, a tile ahead: which of them are alike takes a warp
+  // hundreds of clock cycles to tell, in which it does other things.
   __device__ __forceinline__ void Run(const GraphScanProblem& p) {
-    TeamTile tile = tiles_.Next(p);
-    int source = Load(p, tile);
+    TeamTile tile = tiles_.Next(p), next = tiles_.Next(p);
+    const Own first = Look(p, tile, 0, Load(p, tile));
+    int next_source = Load(p, next);
+    Target targets[kItems][kRows];
+    Turns turns = Find(first, Alike(first), targets);
     for (int64_t number = 0; tile.exists; ++number) {
-      const TeamTile next = tiles_.Next(p);
-      const int next_source = Load(p, next);
+      const Own own = Look(p, next, static_cast<uint32_t>(number + 1), next_source);
+      const uint32_t alike = Alike(own);
+      const TeamTile after = tiles_.Next(p);
+      next_source = Load(p, after);
       MeetTeam<Plan>(p, number, nullptr);
       Delay<Plan::kMostDelay>(number);
-      Target targets[kItems][kRows];
-      const Turns turns = Find(p, tile, static_cast<uint32_t>(number), source, targets);
       ring_.WaitUntilFull();
       float values[kItems][kRows][kValues];
       SumParts(targets, values);
@@ -85,10 +103,11 @@ class EmitSums {
       for (int turn = 1; turn < turns.count; ++turn) AddToWindow(turn, targets, values);
       ring_.Empty();
       // What no step waits for soon.
-      if (turns.any_in_memory) AddInMemory(p, turns.count, targets, values);
+      if (turns.any_in_memory) AddInMemory(turns.count, targets, values);
       MeetBlock<Plan>();
+      turns = Find(own, alike, targets);
       tile = next;
-      source = next_source;
+      next = after;
     }
   }
 
@@ -141,35 +160,50 @@ class EmitSums {
     return lane_ < kSources ? Tiles::LoadSource(p, tile, lane_ / kSlots, lane_ % kSlots) : -1;
   }
 
-  // Each lane looks at one source of the tile, the team's `count`-th, and tells all that add to it.
-  __device__ __forceinline__ Turns Find(const GraphScanProblem& p, const TeamTile& tile,
-                                        uint32_t count, int source,
-                                        Target (&targets)[kItems][kRows]) const {
+  // What a lane sees of one source of a tile: its number in the script, if it exists, and its place
+  // in the window, if it is near.
+  struct Own {
+    int source;
+    uint32_t place;
+    bool exists, is_near;
+  };
+
+  // The tile is the team's `count`-th.
+  __device__ __forceinline__ Own Look(const GraphScanProblem& p, const TeamTile& tile,
+                                      uint32_t count, int source) const {
     const bool exists = Tiles::Checked(p, tile, source).exists;
     const int row = exists ? source - p.leaves : -1, of_tile = row / kTileRows;
-    const bool is_near = row >= 0 && Window::IsNear(of_tile, tile.number);
-    const uint32_t alike = __match_any_sync(kAllLanes, exists ? source : -1 - lane_);
-    const int turn = __popc(alike & ((1u << lane_) - 1));
     const uint32_t place =
         Window::PlaceOfTile(count + static_cast<uint32_t>(tile.number - of_tile)) +
         Window::PlaceOfRow(row % kTileRows);
-    const Target own = {is_near ? place : static_cast<uint32_t>(source), is_near  ? turn
-                                                                         : exists ? turn + kInMemory
-                                                                                  : -1};
+    return {source, place, exists, row >= 0 && Window::IsNear(of_tile, tile.number)};
+  }
+
+  // The lanes that look at the same source. It takes the longer the more sources there are.
+  __device__ __forceinline__ static uint32_t Alike(const Own& own) {
+    return __match_any_sync(kAllLanes, own.exists ? own.source : -1);
+  }
+
+  // Each lane tells all that add to its source.
+  __device__ __forceinline__ Turns Find(const Own& own, uint32_t alike,
+                                        Target (&targets)[kItems][kRows]) const {
+    const int before = __popc(alike & ((1u << lane_) - 1));
+    const uint32_t own_at = own.is_near ? own.place : static_cast<uint32_t>(own.source);
+    const int own_turn = own.is_near ? before : own.exists ? before + kInMemory : -1;
 #pragma unroll
     for (int item = 0; item < kItems; ++item) {
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
         const int lane = (first_row_ + i) * kSlots + (Exists(item) ? SlotOf(item) : 0);
-        const uint32_t at = __shfl_sync(kAllLanes, own.at, lane);
+        const uint32_t at = __shfl_sync(kAllLanes, own_at, lane);
         Target& target = targets[item][i];
-        target.turn = __shfl_sync(kAllLanes, own.turn, lane);
+        target.turn = __shfl_sync(kAllLanes, own_turn, lane);
         target.at = target.turn < kInMemory ? window_.AddressOf(at, UnitOf(item)) : at;
         if (!Exists(item)) target.turn = -1;
       }
     }
-    return {1 + __reduce_max_sync(kAllLanes, exists ? turn : 0),
-            __any_sync(kAllLanes, own.turn >= kInMemory) != 0};
+    return {1 + __reduce_max_sync(kAllLanes, own.exists ? before : 0),
+            __any_sync(kAllLanes, own_turn >= kInMemory) != 0};
   }
 
   // What rows of the tile emit to their sources: the parts of all warps, added in pairs. It is
@@ -244,10 +278,8 @@ class EmitSums {
   }
 
   // To leaves, which may be sources of rows of several groups, and to what is far away.
-  __device__ __forceinline__ void AddInMemory(const GraphScanProblem& p, int turns,
-                                              const Target (&targets)[kItems][kRows],
+  __device__ __forceinline__ void AddInMemory(int turns, const Target (&targets)[kItems][kRows],
                                               const float (&values)[kItems][kRows][kValues]) const {
-    const int first_unit = BlockOfScan<Plan>() * kSizes.units;
 #pragma unroll 1
     for (int turn = 0; turn < turns; ++turn) {
       if (turn > 0) __syncwarp();
@@ -255,15 +287,13 @@ class EmitSums {
       for (int n = 0; n < kItems * kRows; ++n) {
         const Target& target = targets[n / kRows][n % kRows];
         if (target.turn != turn + kInMemory) continue;
-        const auto source = static_cast<int>(target.at);
-        const bool is_leaf = source < p.leaves;
-        const int64_t row = is_leaf ? source : source - p.leaves;
-        const int64_t at = row * kSizes.hidden + first_unit + UnitOf(n / kRows);
-        const float (&value)[kValues] = values[n / kRows][n % kRows];
-        atomicAdd((is_leaf ? p.leaf_sums : p.sums) + at, value[0]);
+        const bool is_leaf = target.at < leaves_;
+        const uint64_t behind =
+            MultiplyWide(target.at, kRowBytes) + (UnitOf(n / kRows) - first_unit_) * sizeof(float);
 #pragma unroll
-        for (int c = 0; c < kCarries; ++c) {
-          atomicAdd((is_leaf ? p.leaf_carries[c] : p.carries[c]) + at, value[1 + c]);
+        for (int v = 0; v < kValues; ++v) {
+          const uint64_t at = (is_leaf ? leaves_at_[v] : rows_at_[v]) + behind;
+          AddRelaxed(reinterpret_cast<float*>(at), values[n / kRows][n % kRows][v]);
         }
       }
     }
@@ -274,6 +304,10 @@ class EmitSums {
   const Window window_;
   Ring<Plan> ring_;
   Tiles tiles_;
+  const uint32_t leaves_;
+  // What is added to leaves, and to computed rows, which are counted behind leaves, lies in memory:
+  // of the lane's first unit.
+  uint64_t leaves_at_[kValues], rows_at_[kValues];
 };
 
 }  // namespace jaxsparse

@@ -36,10 +36,12 @@ class GatherProducts {
         leaf_states_(reinterpret_cast<uint64_t>(p.leaf_states)),
         states_(reinterpret_cast<uint64_t>(p.states) -
                 MultiplyWide(static_cast<uint32_t>(p.leaves), kRowBytes)) {
+    sources_ = Tiles::SourcesOf(p, product_.TileRow());
+    KeepInRegister(sources_);  // or it is found for every tile
     if constexpr (kIsEven) {
       leaf_states_ += FirstByteOf(0);
       states_ += FirstByteOf(0);
-      KeepInRegister(leaf_states_);  // or they are found for every tile
+      KeepInRegister(leaf_states_);
       KeepInRegister(states_);
     }
   }
@@ -73,7 +75,8 @@ class GatherProducts {
     bool exists;
     int kind;
     States x;
-    StatePlace row[kRows];
+    const Words4* row[kRows];
+    bool has_row[kRows];
   };
 
   // Asks for the record of one more tile.
@@ -83,7 +86,7 @@ class GatherProducts {
     next.kind = Tiles::LoadKind(p, next.tile);
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      next.source[i] = Tiles::LoadSource(p, next.tile, product_.TileRow(), SlotOf(i));
+      next.source[i] = Tiles::LoadSource(sources_, next.tile, SlotOf(i));
     }
     return next;
   }
@@ -96,21 +99,16 @@ class GatherProducts {
   __device__ __forceinline__ bool Turn(const GraphScanProblem& p, Asked& now, Asked& ahead) {
     MeetTeam<Plan>(p, number_, &watchdog_);
     Delay<Plan::kMostDelay>(number_++);
-    StatePlace places[kLoads];
+    const Words4* places[kLoads];
     PlacesOf(now, places);
-    const bool is_missing = IsMissing(places, now.x);
+    const bool may_be_missing = HasUnwritten(now.x);
     ring_.WaitUntilEmpty();  // which it is long before the states come
     if (kSizes.asks_ahead) Ask(ahead);
     const Sources next = next_;  // its record was asked for a turn ago
     next_ = Take(p);
-    int looks = 0;
-    if (is_missing) {
-      looks = LookAgain(places, now.x, backoff_, &watchdog_);
-      if (looks == 0) *stop_ = 1;
-    }
+    if (may_be_missing) LookWhereComputed(p, places, now.x);
     product_.Multiply(now.kind, now.x, ring_.partials());
     ring_.Fill();
-    if (looks > 0) backoff_.Adapt(looks > 1);
     backoff_.Start();
     if (!kSizes.asks_ahead) Ask(ahead);
     Find(p, next, now);
@@ -141,24 +139,48 @@ class GatherProducts {
       const uint64_t states = (row.is_leaf ? leaf_states_ : states_) +
                               MultiplyWide(static_cast<uint32_t>(of.source[i]), kRowBytes) +
                               (kIsEven ? 0 : FirstByteOf(i));
-      to.row[i] = {reinterpret_cast<const Words4*>(states), exists, exists && !row.is_leaf};
+      to.row[i] = reinterpret_cast<const Words4*>(states);
+      to.has_row[i] = exists;
     }
   }
 
   __device__ __forceinline__ static void Ask(Asked& of) {
-    StatePlace places[kLoads];
+    const Words4* places[kLoads];
     PlacesOf(of, places);
-    AskForStates(places, of.x);
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j) {
+      of.x[j] = {0, 0, 0, 0};
+      LoadRelaxedIf(of.has_row[j / kRowLoads], places[j], &of.x[j]);
+    }
   }
 
   __device__ __forceinline__ static void PlacesOf(const Asked& asked,
-                                                  StatePlace (&places)[kLoads]) {
+                                                  const Words4* (&places)[kLoads]) {
     constexpr int kDistance = kTogether * static_cast<int>(sizeof(State)) / 16;
 #pragma unroll
     for (int j = 0; j < kLoads; ++j) {
-      places[j] = asked.row[j / kRowLoads];
-      places[j].from += j % kRowLoads * kDistance;
+      places[j] = asked.row[j / kRowLoads] + j % kRowLoads * kDistance;
     }
+  }
+
+  // After a look that found words that look unwritten. Those of leaves may look so, too, but are
+  // there: their rows lie outside of those that are computed.
+  __device__ __forceinline__ void LookWhereComputed(const GraphScanProblem& p,
+                                                    const Words4* const (&from)[kLoads],
+                                                    States& x) {
+    StatePlace places[kLoads];
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j) {
+      const uint64_t behind =
+          reinterpret_cast<uint64_t>(from[j]) - reinterpret_cast<uint64_t>(p.states);
+      const bool is_computed =
+          behind < MultiplyWide(static_cast<uint32_t>(p.tiles * kTileRows), kRowBytes);
+      places[j] = {from[j], is_computed, is_computed};
+    }
+    if (!IsMissing(places, x)) return;
+    const int looks = LookAgain(places, x, backoff_, &watchdog_);
+    if (looks > 0) backoff_.Adapt(looks > 1);
+    else *stop_ = 1;
   }
 
   const Product product_;
@@ -170,6 +192,7 @@ class GatherProducts {
   // Those of leaves, and of computed rows, which are counted behind leaves; from the lane's column
   // on, if it is the same in all rows.
   uint64_t leaf_states_, states_;
+  const int32_t* sources_;  // of the lane's row in the first tile
   Sources next_ = {};
   int64_t number_ = 0;  // of tiles that the team has begun
 };

@@ -7,8 +7,8 @@
 //     // float32, or else the state's dtype
 //     static constexpr bool kInputIsFloat[] = {...}, kOutputIsFloat[] = {...};
 //   };
-//   // Each row has values of its own, or else all rows read the same ones.
-//   static constexpr bool kInputIsOfRow[] = {...};
+//   // Each row has values of its own, or else all rows read the same ones; and each unit.
+//   static constexpr bool kInputIsOfRow[] = {...}, kInputIsOfUnit[] = {...};
 #pragma once
 
 #include "cuda/device.cuh"
@@ -32,20 +32,18 @@ struct GraphArrays {
   __device__ __forceinline__ static void LoadInputs(const GraphScanProblem& p, int64_t row,
                                                     int64_t unit, uint32_t* to, bool again) {
     if constexpr (kInput < Arrays::kInputs) {
-      const GraphInput& in = p.inputs[kInput];
       if (!again || Plan::kInputIsOfRow[kInput]) {
-        // In 32 bits, which all numbers have room in but the distance from the array's beginning.
         constexpr uint32_t kBytes = Arrays::kInputIsFloat[kInput] ? sizeof(float) : sizeof(State);
-        const auto bytes_of = [](int64_t stride) { return static_cast<uint32_t>(stride) * kBytes; };
-        const char* at = static_cast<const char*>(in.data) +
-                         static_cast<uint32_t>(unit) * bytes_of(in.unit_stride);
+        constexpr bool kIsOfUnit = Plan::kInputIsOfUnit[kInput];
+        constexpr uint32_t kPartBytes = (kIsOfUnit ? Plan::kSizes.hidden : 1) * kBytes;
+        const char* at = static_cast<const char*>(p.inputs[kInput]);
+        if constexpr (kIsOfUnit) at += static_cast<uint32_t>(unit) * kBytes;
         if constexpr (Plan::kInputIsOfRow[kInput]) {
-          at += MultiplyWide(static_cast<uint32_t>(row), bytes_of(in.row_stride));
+          at += MultiplyWide(static_cast<uint32_t>(row), Arrays::kInputParts[kInput] * kPartBytes);
         }
 #pragma unroll
         for (int part = 0; part < Arrays::kInputParts[kInput]; ++part) {
-          to[kSlot + part] = LoadValue<kBytes>(at);
-          at += bytes_of(in.part_stride);
+          to[kSlot + part] = LoadValue<kBytes>(at + part * kPartBytes);
         }
       }
       LoadInputs<kInput + 1, kSlot + Arrays::kInputParts[kInput]>(p, row, unit, to, again);

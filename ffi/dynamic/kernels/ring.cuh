@@ -30,7 +30,9 @@ class Ring {
  public:
   // From the tile with that number on.
   __device__ __forceinline__ explicit Ring(Words4* shared, uint32_t first = 0)
-      : shared_(reinterpret_cast<char*>(shared)), at_({first, 0}) {}
+      : shared_(AddressOfShared(shared)), at_({first, 0}) {
+    KeepInRegister(shared_);  // or it is found at each access
+  }
 
   // By one thread, before all of the block meet.
   __device__ __forceinline__ void Init() const {
@@ -42,7 +44,7 @@ class Ring {
 
   // Where the parts of the tile lie.
   __device__ __forceinline__ float* partials() const {
-    return reinterpret_cast<float*>(shared_) + at_.stage * kSizes.partials;
+    return &SharedAt<float>(shared_ + at_.stage * kSizes.partials * 4);
   }
 
   // Whole warps of producers.
@@ -88,11 +90,11 @@ class Ring {
     else at_.Advance(kSteps);
   }
   __device__ __forceinline__ PipelineStage StageAt(State at) const {
-    auto* barriers = reinterpret_cast<uint64_t*>(shared_ + kSizes.barriers_at) + 2 * at.stage;
+    auto* barriers = &SharedAt<uint64_t>(shared_ + kSizes.barriers_at + at.stage * 16);
     return {barriers, barriers + 1, at.phase};
   }
 
-  char* const shared_;
+  uint32_t shared_;
   State at_;
 };
 

@@ -27,7 +27,7 @@ struct TeamConfig {
   int stages = 4;        // of the ring between warps
   int register_chunks = 0;      // chunks of columns of a warp whose weights, of every kind, stay in
                                 // registers; the others' are read from shared memory for every tile
-  bool asks_ahead = false;      // where rows gather: for a tile's states before the last one's came
+  bool asks_ahead = false;      // for a tile's states before the products of the last one
   int product_registers = 0;    // of a product thread, or 0 for an equal share; if not 0, all
                                 // numbers of warps have to be multiples of 4
   int pointwise_registers = 0;  // the same of the others
@@ -95,11 +95,12 @@ struct TeamSizes : TeamConfig {
   int tile_values = (sum_warps > 0 ? 1 + passed / row_parts : carries) * units * 8;
   int shared_bytes = window_at + window * tile_values * 4;
 
-  // Registers of a product thread for all but the weights that it keeps.
-  int other_registers = (sum_warps > 0 ? 28
-                         : asks_ahead  ? 36
+  // Registers of a product thread for all but the weights that it keeps. Where rows emit and it
+  // asks ahead, what it needs, and else more.
+  int other_registers = (sum_warps > 0 ? asks_ahead ? 16 : 28
+                         : asks_ahead  ? 52
                                        : 48) +
-                        (asks_ahead ? 16 + 8 * loads : 4 * loads) +
+                        (asks_ahead ? 8 : 4) * loads +
                         (tensor_cores ? 4 * row_tiles * chains : (lane_rows + 4) * batch_tile);
 
   // The same for all threads: each quarter of a multiprocessor has 512 for every lane of its warps.

@@ -23,6 +23,15 @@ __device__ __forceinline__ void AskForStates(const StatePlace (&places)[kLoads],
   }
 }
 
+// Whether any words that a warp asked for look as if they were not there yet.
+template <int kLoads>
+__device__ __forceinline__ bool HasUnwritten(const Words4 (&x)[kLoads]) {
+  bool is_any = false;
+#pragma unroll
+  for (int j = 0; j < kLoads; ++j) is_any |= !IsWritten(x[j]);
+  return __any_sync(kAllLanes, is_any);
+}
+
 // Whether words that a warp asked for are not there yet.
 template <int kLoads>
 __device__ __forceinline__ bool IsMissing(const StatePlace (&places)[kLoads],

@@ -50,6 +50,17 @@ class TilesOfTeam {
                                                    int row, int slot) {
     return tile.exists ? RecordOf(p, tile)[kRecordSources + row * Plan::kSlots + slot] : -1;
   }
+  // The same from where the first tile's record says it of the row.
+  __device__ __forceinline__ static const int32_t* SourcesOf(const GraphScanProblem& p, int row) {
+    return p.records + kRecordSources + row * Plan::kSlots;
+  }
+  __device__ __forceinline__ static int LoadSource(const int32_t* sources, const TeamTile& tile,
+                                                   int slot) {
+    constexpr uint32_t kBytes = kForm.RecordWords() * sizeof(int32_t);
+    const char* of_tile = reinterpret_cast<const char*>(sources) +
+                          MultiplyWide(static_cast<uint32_t>(tile.number), kBytes);
+    return tile.exists ? reinterpret_cast<const int32_t*>(of_tile)[slot] : -1;
+  }
   // Of its rows.
   __device__ __forceinline__ static int LoadKind(const GraphScanProblem& p, const TeamTile& tile) {
     constexpr int kLast = Plan::kSizes.kinds - 1;

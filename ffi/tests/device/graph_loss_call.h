@@ -94,14 +94,13 @@ inline int RunCall(const std::string& folder, void (*kernel)(const GraphLossProb
     const int64_t parts = next(), bytes = next();
     saved[i].assign(static_cast<size_t>(rows * parts * hidden * bytes), 7);
     p.outputs[i] = saved[i].data();
-    back.inputs[input_of_back++] = {saved[i].data(), parts * hidden, hidden, 1};
+    back.inputs[input_of_back++] = saved[i].data();
   }
   for (int i = 0; operand < operands.size(); ++i, ++operand) {
-    const int64_t row = next(), part = next(), unit = next();
-    p.inputs[i] = {operands[operand].data(), row, part, unit};
+    p.inputs[i] = operands[operand].data();
     if (next() != 0) back.inputs[input_of_back++] = p.inputs[i];
   }
-  back.inputs[input_of_back] = {loss.of_states, hidden, hidden, 1};
+  back.inputs[input_of_back] = loss.of_states;
   for (int i = 0; result < results.size(); ++i, ++result) back.outputs[i] = results[result].data();
   emulated::Launch(launch, {reinterpret_cast<char*>(shared), sizeof(shared)}, shared_bytes,
                    [&] { kernel(loss); });

@@ -71,8 +71,7 @@ inline int RunCall(const std::string& folder, void (*kernel)(const GraphScanProb
     }
   }
   for (int i = 0; operand < operands.size(); ++i, ++operand) {
-    const int64_t row = next(), part = next(), unit = next();
-    p.inputs[i] = {operands[operand].data(), row, part, unit};
+    p.inputs[i] = operands[operand].data();
   }
   for (int i = 0; result < results.size(); ++i, ++result) p.outputs[i] = results[result].data();
   uint32_t error = ~0u, report = 0;

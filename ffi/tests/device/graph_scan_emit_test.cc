@@ -116,9 +116,9 @@ std::vector<float> Test(const Case& c) {
 
 int main() {
   using namespace jaxsparse;
-  {  // two slots, two teams for three groups
+  {  // two slots, two teams for three groups, states that are asked for ahead
     constexpr auto Tree = Test<TreeAdjointStep, TreeArrays, bfloat16, 24, 2,
-                               TeamOptions{8, 2, 2, 3, 2, 2, false, false, 0, 2}>;
+                               TeamOptions{8, 2, 2, 3, 2, 2, /*asks_ahead=*/true, false, 0, 2}>;
     Tree({.script = {.tiles = 9, .groups = 3}});
     Tree({.script = {.tiles = 9, .unused = 0, .groups = 3}, .backwards = true});
     Tree({.script = {.leaves = 1, .tiles = 1, .groups = 1}});
@@ -166,6 +166,7 @@ int main() {
                                              .stages = 3,
                                              .register_chunks = 0,
                                              .teams = 1,
+                                             .asks_ahead = true,
                                              .sum_warps = 2,
                                              .kinds = 3}>;
     Shared({.script = {.tiles = 9, .groups = 1, .kinds = 3}});
@@ -184,7 +185,7 @@ int main() {
     constexpr auto Tree = Test<TreeAdjointStep, TreeArrays, bfloat16, 24, 2,
                                TeamOptions{8, 2, 2, 3, 2, 2, false, false, 0, 2}>;
     constexpr auto Late = Test<TreeAdjointStep, TreeArrays, bfloat16, 24, 2,
-                               TeamOptions{8, 2, 4, 3, 2, 2, false, false, 3000, 2, /*window=*/8,
+                               TeamOptions{8, 2, 4, 3, 2, 2, true, false, 3000, 2, /*window=*/8,
                                            /*sets=*/2}>;
     const Case c{.script = {.leaves = 2, .tiles = 9, .groups = 1}, .backwards = true};
     for (const uint32_t seed : {3u, 4u}) {

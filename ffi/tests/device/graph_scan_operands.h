@@ -43,6 +43,7 @@ struct TreeArrays {
   static constexpr int kInputParts[] = {2, 1, 1}, kOutputParts[] = {1, 2};
   static constexpr bool kInputIsFloat[] = {false, false, true};
   static constexpr bool kInputIsOfRow[] = {true, true, false};
+  static constexpr bool kInputIsOfUnit[] = {true, false, true};
   static constexpr bool kOutputIsFloat[] = {false, true};
 };
 
@@ -86,7 +87,7 @@ struct NoArrays {
   static constexpr int kInputs = 0, kOutputs = 0;
   static constexpr int kInputParts[] = {0}, kOutputParts[] = {0};
   static constexpr bool kInputIsFloat[] = {false}, kOutputIsFloat[] = {false};
-  static constexpr bool kInputIsOfRow[] = {false};
+  static constexpr bool kInputIsOfRow[] = {false}, kInputIsOfUnit[] = {false};
 };
 
 // Random rows whose sources are any rows before their tile, leaves more often than not.
@@ -202,9 +203,9 @@ class GraphOperands {
     p.groups = script_.groups;
     p.weights.values = weights_.data();
     p.weight_kind_bytes = KindWeights(gates_) * int64_t{sizeof(State)};
-    p.inputs[0] = {input_.data(), 2 * kHidden, kHidden, 1};
-    p.inputs[1] = {number_.data(), 1, 1, 0};
-    p.inputs[2] = {bias_.data(), 0, kHidden, 1};
+    p.inputs[0] = input_.data();
+    p.inputs[1] = number_.data();
+    p.inputs[2] = bias_.data();
     p.states = states_.data();
     p.outputs[0] = output_.data();
     p.outputs[1] = float_output_.data();

@@ -45,6 +45,7 @@ struct TeamPlan {
   static constexpr int kSlots = kSlotCount;
   static constexpr int kScans = kOptions.teams, kBlocks = kSizes.blocks, kLayers = 1;
   static constexpr auto& kInputIsOfRow = OfArrays::kInputIsOfRow;
+  static constexpr auto& kInputIsOfUnit = OfArrays::kInputIsOfUnit;
   static constexpr bool kBarrier = kOptions.barrier;
   static constexpr unsigned kMostDelay = kOptions.most_delay;
 };

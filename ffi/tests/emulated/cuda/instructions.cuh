@@ -124,6 +124,7 @@ inline void LoadAtOnceIf(bool condition, const Words4* from, Words4* to) {
 inline void StoreAtOnce(Words4* to, const Words4& x) { *to = x; }
 inline void SetFlagOfHost(uint32_t* to) { *to = 1; }
 inline void AddRelaxed(uint32_t* to, uint32_t x) { *to += x; }
+inline void AddRelaxed(float* to, float x) { *to += x; }
 inline void FenceOfGpu() {}
 // A cycle, and a nanosecond, is a turn of some thread.
 inline int64_t clock() {
