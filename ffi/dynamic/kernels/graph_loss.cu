@@ -68,12 +68,17 @@ __global__ void __launch_bounds__(LossPlan<GatherPlan, EmitPlan, kClasses>::kSiz
     if constexpr (kGather.product_registers > 0) GiveUpRegisters<kGather.sum_registers>();
     LossHeads<GatherPlan, Loss>(p, shared, stop_of_emit).Run(p);
   }
-  WaitAt<kHeadsAndSteps>(kBetween);
   if (threadIdx.x < kEmit.product_threads + kEmit.pointwise_threads) {
-    EmitSteps<EmitStep, EmitPlan>(p.emit, shared_of_emit, stop_of_emit).Run(p.emit);
-  } else if (threadIdx.x < kEmit.threads) {
-    EmitSums<EmitPlan>::ClearFarSums(p.emit);
-    EmitSums<EmitPlan>(p.emit, shared_of_emit).Run(p.emit);
+    EmitSteps<EmitStep, EmitPlan> steps(p.emit, shared_of_emit, stop_of_emit);
+    steps.Begin(p.emit);  // while the last heads are made
+    WaitAt<kHeadsAndSteps>(kBetween);
+    steps.Run(p.emit);
+  } else {
+    WaitAt<kHeadsAndSteps>(kBetween);
+    if (threadIdx.x < kEmit.threads) {
+      EmitSums<EmitPlan>::ClearFarSums(p.emit);
+      EmitSums<EmitPlan>(p.emit, shared_of_emit).Run(p.emit);
+    }
   }
 }
 
