@@ -10,14 +10,14 @@
 namespace jaxsparse {
 namespace {
 
-constexpr int kHeadWarps = 4, kHeadRegisters = 64;
-// Registers of a thread that estimates of what it needs (team_plan.cc) leave free, and that a launch
-// can do without: where they would cost a set of warps, or weights in registers. Found by compiling
-// Tree-LSTMs and chains, whose loops are as long without them.
+constexpr int kHeadWarps = 4, kHeadRegisters = 80;
+// Registers of a thread that estimates of what it needs leave free, and that a launch can do without
+// where they would cost a set of warps, or weights in registers. Found by compiling Tree-LSTMs and
+// chains, whose loops are as long without them.
 struct Spare {
-  int product, pointwise;
+  int product, pointwise, head;
 };
-constexpr Spare kSpares[] = {{0, 0}, {24, 16}};
+constexpr Spare kSpares[] = {{0, 0, 0}, {24, 16, 16}};
 constexpr double kHeads = 3.0;  // microseconds from the last state of all to what it emits
 
 // What shared memory has room for of both windows: first the one of carries, of near tiles.
@@ -42,7 +42,7 @@ std::optional<GraphLossPlan> PlanOf(const TeamVariant& variant, const GraphLossF
   ThreadRegisters needed = NeededRegisters(form.gather, gather);
   const ThreadRegisters of_back = NeededRegisters(form.emit, emit);
   needed.pointwise = std::max(needed.pointwise - spare.pointwise, of_back.pointwise);
-  needed.others = std::max(of_back.others, kHeadRegisters);
+  needed.others = std::max(of_back.others, kHeadRegisters - spare.head);
   const ThreadRegisters registers =
       DistributeRegisters(TeamSizes(gather), gather.beside_warps, needed);
   KeepWeights(form.gather, registers, spare.product, &gather);

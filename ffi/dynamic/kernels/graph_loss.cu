@@ -14,6 +14,7 @@
 #include "dynamic/kernels/gather_steps.cuh"
 #include "dynamic/kernels/loss_heads.cuh"
 #include "dynamic/kernels/loss_sizes.h"
+#include "dynamic/kernels/loss_sums.cuh"
 #include "dynamic/kernels/team_pass.cuh"
 #include "dynamic/kernels/team_product.cuh"
 
@@ -38,6 +39,7 @@ __device__ __forceinline__ void MakeProducts(const GraphLossProblem& p, Words4* 
   using Backward = TeamProduct<Emit, EmitWeights<Emit>>;
   GatherProducts<Gather, Forward>(p.gather, shared, stop).Run(p.gather);
   EmitProducts<Emit, Backward>(p.emit, shared_of_emit, stop_of_emit).Run(p.emit);
+  if (blockIdx.x == 0) LossSums<Emit, Loss>::template AddParts<Emit::kSizes.product_threads>(p);
 }
 
 template <typename GatherStep, typename GatherPlan, typename EmitStep, typename EmitPlan,

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "dynamic/kernels/loss_sizes.h"
+#include "dynamic/kernels/loss_sums.cuh"
 #include "dynamic/kernels/team_items.cuh"
 #include "dynamic/kernels/tiles_of_team.cuh"
 #include "dynamic/loss_problem.h"
@@ -40,7 +41,7 @@ class LossHeads {
   static constexpr TeamSizes kSizes = Plan::kSizes;
   static constexpr LossSizes kLoss = Loss::kSizes;
   static constexpr int kClasses = kLoss.classes, kWarps = kLoss.head_warps;
-  static constexpr int kLaneClasses = (kClasses + kWarp - 1) / kWarp;
+  static constexpr int kLaneClasses = LossSums<Plan, Loss>::kLaneClasses;
   static constexpr int kNumbers = kSizes.states_per_load;
   static constexpr int kColumns = kNumbers * kWarp;  // that a warp loads at once
   static constexpr int kLoads = (kSizes.hidden + kColumns - 1) / kColumns;
@@ -82,6 +83,7 @@ class LossHeads {
       if (!done.exists) break;
       if ((number - kBehind) % kWarps == warp_) GradientsOf(p, done);
     }
+    sums_.Publish(p, warp_);
     if (watchdog_.timed_out()) *stop_ = 1;
   }
 
@@ -93,7 +95,6 @@ class LossHeads {
     using Items = TeamItems<Plan, kLoss.head_threads>;
     const Items items(static_cast<int>(threadIdx.x) - kFirstThread);
     const UnusedRows unused = items.Unused(p.gather, Tiles::Used(p.gather));
-    unused.Clear(p.losses + p.gather.leaves, sizeof(float));
     unused.Clear(p.of_logits + int64_t{p.gather.leaves} * kClasses, kClasses * sizeof(float));
   }
 
@@ -124,7 +125,7 @@ class LossHeads {
     }
   }
 
-  // Makes the loss of a row, and publishes its gradient by the logits, of which each lane has some.
+  // Adds the loss of a row, and publishes its gradient by the logits, of which each lane has some.
   __device__ __forceinline__ void Head(const GraphLossProblem& p, int64_t row, const State* state,
                                        float (&logits)[kLaneClasses]) {
     const int label = p.labels[row];
@@ -132,7 +133,6 @@ class LossHeads {
 #pragma unroll
       for (int i = 0; i < kLaneClasses; ++i) logits[i] = 0;
       Publish(p, row, logits);
-      if (lane_ == 0) p.losses[row] = 0;
       return;
     }
     Words4 x[kLoads];
@@ -168,7 +168,7 @@ class LossHeads {
       logits[i] = powers[i] / sum - (label == i * kWarp + lane_ ? 1.f : 0.f);
     }
     Publish(p, row, logits);
-    if (lane_ == 0) p.losses[row] = largest + logf(sum) - chosen;
+    sums_.Add(logits, largest + logf(sum) - chosen);
   }
 
   // A row's state, of which each lane takes columns. What comes too late is NaN. States of leaves
@@ -286,6 +286,7 @@ class LossHeads {
   Words4* const weights_;
   float* const bias_;
   float* const received_;
+  LossSums<Plan, Loss> sums_;
   Watchdog watchdog_;
   volatile uint32_t* const stop_;
 };
