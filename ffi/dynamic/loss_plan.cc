@@ -18,7 +18,7 @@ struct Spare {
   int product, pointwise, head;
 };
 constexpr Spare kSpares[] = {{0, 0, 0}, {24, 16, 16}};
-constexpr double kHeads = 3.0;  // microseconds from the last state of all to what it emits
+constexpr double kHeads = 7.0;  // microseconds from the last state of all to what it emits
 
 // What shared memory has room for of both windows: first the one of carries, of near tiles.
 void OpenWindows(const GraphLossForm& form, int64_t room, TeamConfig* gather, TeamConfig* emit) {
