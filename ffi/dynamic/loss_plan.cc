@@ -11,9 +11,9 @@ namespace jaxsparse {
 namespace {
 
 constexpr int kHeadWarps = 4, kHeadRegisters = 80;
-// Registers of a thread that estimates of what it needs leave free, and that a launch can do without
-// where they would cost a set of warps, or weights in registers. Found by compiling Tree-LSTMs and
-// chains, whose loops are as long without them.
+// Registers of a thread that estimates of what it needs leave free, and that a launch can do
+// without where they would cost a set of warps, or weights in registers. Found by compiling
+// Tree-LSTMs and chains, whose loops are as long without them.
 struct Spare {
   int product, pointwise, head;
 };
@@ -105,9 +105,9 @@ std::optional<GraphLossPlan> BestOf(const TeamVariant& variant, const GraphLossF
         for (int sets = 1; sets <= most_sets; ++sets) {
           for (int sets_of_emit = 1; sets_of_emit <= most_sets; ++sets_of_emit) {
             for (const Spare& spare : kSpares) {
-              KeepFaster(PlanOf(variant, form, gpu, units, of_gather, of_emit, sets, sets_of_emit,
-                                spare),
-                         &best);
+              KeepFaster(
+                  PlanOf(variant, form, gpu, units, of_gather, of_emit, sets, sets_of_emit, spare),
+                  &best);
             }
           }
         }

@@ -10,8 +10,8 @@
 //
 // The adjoint reads the last one of computed rows; that of leaves is a result.
 //
-// Of other rows all of it is zero. Losses are added up, and the gradients by logits, which are those
-// by the bias.
+// Of other rows all of it is zero. Losses are added up, and the gradients by logits, which are
+// those by the bias.
 #pragma once
 
 #include "dynamic/problem.h"

@@ -47,7 +47,7 @@ class LossHeads {
   // Tiles between a row's head and the gradient by its state: the time of an exchange.
   static constexpr int kBehind = 4;
   static constexpr uint32_t kPollNanoseconds = 100;  // from a look in vain to the next one
-  static constexpr int kMeeting = 5;  // a named barrier, of these warps alone
+  static constexpr int kMeeting = 5;                 // a named barrier, of these warps alone
 
  public:
   __device__ __forceinline__ LossHeads(const GraphLossProblem& p, Words4* shared,

@@ -68,7 +68,8 @@ inline int RunCall(const std::string& folder, void (*kernel)(const GraphLossProb
   size_t array = 0;
   loss.of_bias = FloatsOf(results[result++]);
   loss.totals = FloatsOf(results[result++]);
-  std::vector<uint32_t> parts(static_cast<size_t>(LossWorkspace::PartsOf(launch.blocks, launch.threads, classes)), ~0u);
+  std::vector<uint32_t> parts(
+      static_cast<size_t>(LossWorkspace::PartsOf(launch.blocks, launch.threads, classes)), ~0u);
   loss.parts = parts.data();
   loss.of_logits = FloatsOf(results[result++]);
   std::memset(loss.of_logits + form.leaves * classes, 0xff,
