@@ -45,21 +45,31 @@ class LossSums {
   // By the first kThreads threads of a block. What comes too late is NaN.
   template <int kThreads>
   __device__ __forceinline__ static void AddParts(const GraphLossProblem& p) {
+    constexpr int kTogether = 16;  // loads of a lane that are on their way at once
     const int lane = threadIdx.x % kWarp;
     Watchdog watchdog(p.gather.wait_limits);
 #pragma unroll 1
     for (int at = threadIdx.x / kWarp; at < kSums; at += kThreads / kWarp) {
+      const uint32_t* const parts = p.parts + at * kParts;
       float sum = 0;
-#pragma unroll 4
-      for (int first = 0; first < kParts; first += kWarp) {
-        const int part = first + lane;
-        uint32_t word = part < kParts ? LoadRelaxed(p.parts + at * kParts + part) : 0;
-        watchdog.Begin();
-        while (__any_sync(kAllLanes, !IsWritten(word))) {
-          if (__any_sync(kAllLanes, watchdog.TimesOut())) break;
-          if (part < kParts) word = LoadRelaxed(p.parts + at * kParts + part);
+#pragma unroll 1
+      for (int first = lane; first - lane < kParts; first += kTogether * kWarp) {
+        uint32_t words[kTogether];
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+          const int part = first + i * kWarp;
+          words[i] = part < kParts ? LoadRelaxed(parts + part) : 0;
         }
-        sum += __uint_as_float(word);
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+          const int part = first + i * kWarp;
+          watchdog.Begin();
+          while (__any_sync(kAllLanes, !IsWritten(words[i]))) {
+            if (__any_sync(kAllLanes, watchdog.TimesOut())) break;
+            if (part < kParts) words[i] = LoadRelaxed(parts + part);
+          }
+          sum += __uint_as_float(words[i]);
+        }
       }
       sum = SumOverLanes(sum, kWarp);
       float* const to = at < kClasses ? p.of_bias + at : p.totals + (at - kClasses);
