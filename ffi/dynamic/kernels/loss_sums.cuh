@@ -45,31 +45,26 @@ class LossSums {
   // By the first kThreads threads of a block. What comes too late is NaN.
   template <int kThreads>
   __device__ __forceinline__ static void AddParts(const GraphLossProblem& p) {
-    constexpr int kTogether = 16;  // loads of a lane that are on their way at once
+    static_assert(kParts % 4 == 0);  // warps that make heads are whole quarters of a block
+    constexpr int kLoads = (kParts / 4 + kWarp - 1) / kWarp;  // of a lane
     const int lane = threadIdx.x % kWarp;
     Watchdog watchdog(p.gather.wait_limits);
 #pragma unroll 1
     for (int at = threadIdx.x / kWarp; at < kSums; at += kThreads / kWarp) {
-      const uint32_t* const parts = p.parts + at * kParts;
+      const auto* const parts = reinterpret_cast<const Words4*>(p.parts + at * kParts);
+      Words4 x[kLoads];
+#pragma unroll
+      for (int j = 0; j < kLoads; ++j) {
+        const int own = j * kWarp + lane;
+        x[j] = {0, 0, 0, 0};
+        LoadRelaxedIf(own < kParts / 4, parts + own, &x[j]);
+      }
+      Await<kLoads>(x, [&](int j) { return parts + j * kWarp + lane; }, &watchdog);
       float sum = 0;
-#pragma unroll 1
-      for (int first = lane; first - lane < kParts; first += kTogether * kWarp) {
-        uint32_t words[kTogether];
 #pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
-          const int part = first + i * kWarp;
-          words[i] = part < kParts ? LoadRelaxed(parts + part) : 0;
-        }
-#pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
-          const int part = first + i * kWarp;
-          watchdog.Begin();
-          while (__any_sync(kAllLanes, !IsWritten(words[i]))) {
-            if (__any_sync(kAllLanes, watchdog.TimesOut())) break;
-            if (part < kParts) words[i] = LoadRelaxed(parts + part);
-          }
-          sum += __uint_as_float(words[i]);
-        }
+      for (int j = 0; j < kLoads; ++j) {
+        sum += (__uint_as_float(x[j].x) + __uint_as_float(x[j].y)) +
+               (__uint_as_float(x[j].z) + __uint_as_float(x[j].w));
       }
       sum = SumOverLanes(sum, kWarp);
       float* const to = at < kClasses ? p.of_bias + at : p.totals + (at - kClasses);
