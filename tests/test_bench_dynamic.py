@@ -204,7 +204,7 @@ def test_the_reference_is_the_derivative():
 
 
 def test_steps_end_to_end():
-    """Steps one by one add what steps in one program add, and the reference."""
+    """Steps whose batches come from the host add what the reference does."""
     problem = small("td_rnn", steps=2)  # in two groups
     for passed in ("forward", "training", "end_to_end"):
         case = DynamicCase(problem, IMPLEMENTATIONS["levels-8"], "float32", ())

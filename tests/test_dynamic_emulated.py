@@ -24,14 +24,20 @@ from jaxsparse.dynamic.primitive import dynamic_scan_p
 from jaxsparse.primitive import OPERATIONS, choose, typed_call
 
 GPU = dataclasses.replace(H200, name="small", multiprocessors=6)
-# What differs between calls.
+# What differs between calls. Where blocks meet so that tools can look for races, all of one do.
 PROGRAM = """\
 #define EMULATED_CONCURRENT_BLOCKS
 #include "emulated/concurrent_blocks.h"
 {source}
 #include "device/{call}.h"
 
-int main(int, char** arguments) {{ return jaxsparse::RunCall({folder}, {expression}); }}
+int main(int, char** arguments) {{
+  const int status = jaxsparse::RunCall({folder}, {expression});
+  if ({is_barrier} && emulated::Block::some_met) {{
+    emulated::Block::Fail("some of a block meet without the others");
+  }}
+  return status;
+}}
 """
 
 
@@ -61,7 +67,11 @@ def run_call(eqn, operands, folder, call, sizes, more):
         (folder / f"operand{i}").write_bytes(np.asarray(x).tobytes())
     source = folder / "call.cc"
     text = PROGRAM.format(
-        source=said["source"], call=call, folder=f'"{folder}"', expression=said["expression"]
+        source=said["source"],
+        call=call,
+        folder=f'"{folder}"',
+        expression=said["expression"],
+        is_barrier=int("_barrier" in said["name"]),
     )
     source.write_text(text)
     assert "done" in sanitized.output_of([source], ["-O0", *OPTIONS], folder)
@@ -167,18 +177,21 @@ def test_a_program(name, dtype, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name, label, h, dtype, classes",
+    "name, label, h, dtype, classes, variant",
     [
-        ("tree_lstm_with_x", "label", 24, jnp.bfloat16, 5),
-        ("every_child", "class", 16, jnp.float32, 35),
+        ("tree_lstm_with_x", "label", 24, jnp.bfloat16, 5, None),
+        ("every_child", "class", 16, jnp.float32, 35, None),
+        ("chain", "label", 16, jnp.bfloat16, 5, "team_tensor_cores_barrier"),
     ],
 )
-def test_a_loss(name, label, h, dtype, classes, tmp_path):
+def test_a_loss(name, label, h, dtype, classes, variant, tmp_path):
     """Value and gradient in one launch, of more classes than lanes too."""
     case = LossCase(name, h, dtype, classes=classes, label=label, graphs=12, rows=14)
 
     def program(operands, implementation):
-        return jax.value_and_grad(case.loss)(operands, implementation=implementation)
+        options = {"variant": variant} if implementation == "cuda" else {}
+        asked = functools.partial(case.loss, implementation=implementation, **options)
+        return jax.value_and_grad(asked)(operands)
 
     tolerance = 2e-2 if dtype == jnp.bfloat16 else 1e-5
     assert agrees(program, case.operands, tmp_path, tolerance) == [dynamic_loss_p]

@@ -54,7 +54,8 @@ class DynamicCase:
     def description(self, passed: str) -> Row:
         """What a row says of problem and implementation."""
         p = self.problem
-        steps = sum(map(len, p.groups()))
+        rounds = p.rounds if passed == "end_to_end" else 1
+        steps = rounds * sum(map(len, p.groups()))
         return {
             "suite": p.suite,
             "problem": p.name,

@@ -33,6 +33,9 @@ PRECISION = {"float32": "highest"}
 ARRAYS = {"tf32": "float32"}
 """The dtype of arrays, where it is another."""
 
+TOGETHER = 8
+"""Steps of one dispatch, at most, where they come from the host."""
+
 Arrays = tuple[np.ndarray, ...]
 
 
@@ -219,27 +222,38 @@ def _program(function: Callable[..., Any], operands: Callable[[], tuple[Any, ...
 
 
 def end_to_end_program(problem: Problem, dtype: str, passed: str, way: Way) -> Built:
-    """Steps of training one by one, from graphs on the host: packing, copies, Python.
+    """Training from graphs on the host: packing, copies, Python; several steps in one dispatch.
 
     Scripts are packed ahead by `dynamic.prefetch`; other layouts by this thread, while the device
-    works on the step before.
+    works on the steps before.
     """
-    batches, groups = way.batches, problem.groups()
-    rooms = [batches.room(problem, steps) for steps in groups]
+    batches, rounds = way.batches, problem.rounds
+    calls = [(_calls(steps), batches.room(problem, steps)) for steps in problem.groups()]
     step = _step(problem, way, dtype, "training")
-    jitted = jax.jit(lambda params, batch: step(params, params, batch)[0], donate_argnums=0)
+
+    def several(params: Params, every: Any) -> Params:
+        params, _ = jax.lax.scan(functools.partial(step, params), params, every)
+        return params
+
+    jitted = jax.jit(several, donate_argnums=0)
     start = _start(problem)
 
-    def run(params: Params, used: int | None = None) -> Params:
+    def first_steps(params: Params) -> Params:
         params = jax.tree.map(jnp.copy, params)
-        for steps, room in zip(groups, rooms, strict=True):
-            for batch in _sent(problem, way, steps[:used], room):
+        for every, room in calls:
+            params = jitted(params, jax.device_put(stacked(batches, problem, every[0], 1, room)))
+        return params
+
+    def run(params: Params) -> Params:
+        params = jax.tree.map(jnp.copy, params)
+        for every, room in calls:
+            for batch in _sent(problem, way, every * rounds, room):
                 params = jitted(params, batch)
         return params
 
     begin = time.perf_counter()
     with _precisely(dtype):
-        jax.block_until_ready(run(start, 1))
+        jax.block_until_ready(first_steps(start))
     compile_s = time.perf_counter() - begin
 
     def timed(params: Params) -> Params:
@@ -248,21 +262,27 @@ def end_to_end_program(problem: Problem, dtype: str, passed: str, way: Way) -> B
 
     def checked() -> Arrays:
         with _precisely(dtype):
-            return _difference(run(start, 1), start)
+            return _difference(first_steps(start), start)
 
     return Built(_program(timed, lambda: (start,)), checked, compile_s)
 
 
-def _sent(problem: Problem, way: Way, steps: Sequence[np.ndarray], room: Any) -> Any:
-    """Batches on the device, one after another."""
+def _calls(steps: Sequence[np.ndarray]) -> list[Sequence[np.ndarray]]:
+    """Steps cut into as few dispatches of equally many as `TOGETHER` lets."""
+    each = max(n for n in range(1, TOGETHER + 1) if len(steps) % n == 0)
+    return [steps[i : i + each] for i in range(0, len(steps), each)]
+
+
+def _sent(problem: Problem, way: Way, calls: Sequence[Sequence[np.ndarray]], room: Any) -> Any:
+    """The batches of each dispatch on the device, one after another."""
     form = getattr(room, "script", None)
     layout = getattr(way.batches, "layout", None)
     if form is None or layout is None or room.letters is not None:
-        for step in steps:
-            yield jax.device_put(way.batches.one(problem, step, room))
+        for steps in calls:
+            yield jax.device_put(stacked(way.batches, problem, steps, len(steps), room))
         return
-    ids = [problem.ids(step) for step in steps]
-    for script in dynamic.prefetch(problem.graphs, ids, layout(problem), form=form):
+    ids = [np.stack([problem.ids(step) for step in steps]) for steps in calls]
+    for script in dynamic.prefetch(problem.graphs, ids, layout(problem), form=form, depth=2):
         yield room._replace(script=script)
 
 

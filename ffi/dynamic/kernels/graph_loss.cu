@@ -38,6 +38,7 @@ __device__ __forceinline__ void MakeProducts(const GraphLossProblem& p, Words4* 
   using Forward = TeamProduct<Gather, GatherWeights<Gather>>;
   using Backward = TeamProduct<Emit, EmitWeights<Emit>>;
   GatherProducts<Gather, Forward>(p.gather, shared, stop).Run(p.gather);
+  MeetBlock<Gather>();
   EmitProducts<Emit, Backward>(p.emit, shared_of_emit, stop_of_emit).Run(p.emit);
   if (blockIdx.x == 0) LossSums<Emit, Loss>::template AddParts<Emit::kSizes.product_threads>(p);
 }
@@ -51,6 +52,8 @@ __global__ void __launch_bounds__(LossPlan<GatherPlan, EmitPlan, kClasses>::kSiz
   constexpr TeamSizes kGather = GatherPlan::kSizes, kEmit = EmitPlan::kSizes;
   static_assert(kGather.product_threads == kEmit.product_threads && kGather.units == kEmit.units &&
                 kGather.all_warps == kEmit.all_warps && kSizes.head_warps > 0);
+  // All threads meet at each tile, so that none must be idle.
+  static_assert(!EmitPlan::kBarrier || kEmit.beside_warps == 0);
   constexpr int kHeadsAndSteps = kSizes.threads - kSizes.gather.product_threads;
   constexpr int kBetween = 6;  // a named barrier, of all that make no products
   extern __shared__ Words4 shared[];
@@ -73,10 +76,10 @@ __global__ void __launch_bounds__(LossPlan<GatherPlan, EmitPlan, kClasses>::kSiz
   if (threadIdx.x < kEmit.product_threads + kEmit.pointwise_threads) {
     EmitSteps<EmitStep, EmitPlan> steps(p.emit, shared_of_emit, stop_of_emit);
     steps.Begin(p.emit);  // while the last heads are made
-    WaitAt<kHeadsAndSteps>(kBetween);
+    MeetSome<GatherPlan, kHeadsAndSteps>(kBetween);
     steps.Run(p.emit);
   } else {
-    WaitAt<kHeadsAndSteps>(kBetween);
+    MeetSome<GatherPlan, kHeadsAndSteps>(kBetween);
     if (threadIdx.x < kEmit.threads) {
       EmitSums<EmitPlan>::ClearFarSums(p.emit);
       EmitSums<EmitPlan>(p.emit, shared_of_emit).Run(p.emit);

@@ -7,6 +7,7 @@
 
 #include "dynamic/kernels/loss_sizes.h"
 #include "dynamic/kernels/loss_sums.cuh"
+#include "dynamic/kernels/ring.cuh"
 #include "dynamic/kernels/team_items.cuh"
 #include "dynamic/kernels/tiles_of_team.cuh"
 #include "dynamic/loss_problem.h"
@@ -67,7 +68,7 @@ class LossHeads {
       weights[i % kClasses * kSizes.hidden + i / kClasses] = from[i];
     }
     for (int i = thread; i < kClasses; i += kLoss.head_threads) bias_[i] = p.head_bias[i];
-    WaitAt<kLoss.head_threads>(kMeeting);
+    MeetSome<Plan, kLoss.head_threads>(kMeeting);
   }
 
   __device__ __forceinline__ void Run(const GraphLossProblem& p) {
@@ -76,7 +77,10 @@ class LossHeads {
     Tiles tiles(p.gather), behind(p.gather);
     for (int number = 0;; ++number) {
       const TeamTile tile = tiles.Next(p.gather);
-      if (tile.exists) HeadsOf(p, tile, number);
+      if (tile.exists) {
+        MeetBeside<Plan>(p.gather, number);
+        HeadsOf(p, tile, number);
+      }
       if (number < kBehind) continue;
       const TeamTile done = behind.Next(p.gather);
       if (!done.exists) break;

@@ -17,7 +17,7 @@ struct LossSizes {
   // Warps that have no part in the first pass make heads.
   int head_warps = gather.all_warps - gather.warps - gather.pointwise_warps;
   int head_threads = head_warps * kWarp;
-  int threads = gather.all_warps * kWarp;
+  int threads = gather.all_threads;
 
   // Each pass has shared memory of its own, so that product warps take the second one's weights
   // while heads are still made. Behind it: the head's weights (class, unit) and biases, and of each

@@ -5,8 +5,9 @@
 // ring of stages says when each is full and when it is empty again. Pointwise warps may be several
 // sets, which take stages in turn.
 //
-// Plan::kBarrier: all threads of a block that take part in the pass meet instead, since tools that
-// look for races know that best, and all blocks of a team meet before each tile.
+// Plan::kBarrier: all threads of a block meet instead, those that have no part in the pass as well,
+// and all blocks of a team meet before each tile. Tools that look for races know that best. Where
+// some threads of a block had met without the others, racecheck missed later meetings of all.
 #pragma once
 
 #include "cuda/pipeline.cuh"
@@ -51,7 +52,7 @@ class Ring {
   __device__ __forceinline__ void Fill() {
     __syncwarp();
     if constexpr (Plan::kBarrier) {
-      WaitAt<kSizes.threads>(kAllThreads);
+      WaitAt<kSizes.all_threads>(kAllThreads);
     } else if (threadIdx.x % kWarp == 0) {
       StageAt(at_).Filled();
     }
@@ -61,7 +62,7 @@ class Ring {
   // Whole warps of consumers.
   __device__ __forceinline__ void WaitUntilFull() const {
     if constexpr (Plan::kBarrier) {
-      WaitAt<kSizes.threads>(kAllThreads);
+      WaitAt<kSizes.all_threads>(kAllThreads);
     } else {
       StageAt(at_).WaitUntilFull();
     }
@@ -102,19 +103,34 @@ __device__ __forceinline__ void MeetTeam(const GraphScanProblem& p, int64_t numb
                                          Watchdog* watchdog) {
   if constexpr (Plan::kBarrier) {
     constexpr int kWords = kScanFlagBytes / sizeof(uint32_t);
-    WaitAt<Plan::kSizes.threads>(kAllThreads);
+    WaitAt<Plan::kSizes.all_threads>(kAllThreads);
     if (watchdog != nullptr && threadIdx.x == 0) {
       MeetOtherBlocks<Plan::kBlocks>(p.arrivals + blockIdx.x / Plan::kBlocks * kWords, number,
                                      watchdog);
     }
-    WaitAt<Plan::kSizes.threads>(kAllThreads);
+    WaitAt<Plan::kSizes.all_threads>(kAllThreads);
   }
 }
 
-// All of a block that take part in the pass meet, where tools look for races.
+// All of a block meet, where tools look for races.
 template <typename Plan>
 __device__ __forceinline__ void MeetBlock() {
-  if constexpr (Plan::kBarrier) WaitAt<Plan::kSizes.threads>(kAllThreads);
+  if constexpr (Plan::kBarrier) WaitAt<Plan::kSizes.all_threads>(kAllThreads);
+}
+
+// The meetings for a tile of warps that have no part in it: before it, and when its stage is full.
+template <typename Plan>
+__device__ __forceinline__ void MeetBeside(const GraphScanProblem& p, int64_t number) {
+  MeetTeam<Plan>(p, number, nullptr);
+  MeetBlock<Plan>();
+}
+
+// Some warps of a block meet, kThreads threads, at a named barrier of theirs. All of the block meet
+// where tools look for races.
+template <typename Plan, int kThreads>
+__device__ __forceinline__ void MeetSome(int barrier) {
+  if constexpr (Plan::kBarrier) MeetBlock<Plan>();
+  else WaitAt<kThreads>(barrier);
 }
 
 // Warps of one kind meet by themselves, kThreads threads: what some have written before others may

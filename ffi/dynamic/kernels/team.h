@@ -104,6 +104,7 @@ struct TeamSizes : TeamConfig {
 
   // The same for all threads: each quarter of a multiprocessor has 512 for every lane of its warps.
   int all_warps = warps + pointwise_warps + sum_warps + beside_warps;
+  int all_threads = all_warps * kWarp;
   int thread_registers = 512 / ((all_warps + 3) / 4) / 8 * 8;
 
   // Where rows gather: how many tiles before its own one may be whose carries are not proved to be

@@ -102,6 +102,7 @@ class Block {
   static Block* current;
   static uint64_t turns;     // that threads of all blocks had
   static uint64_t progress;  // counts what may end a thread's wait
+  static bool some_met;      // at a named barrier, without the block's other threads
   Dimension thread;
 
   // `number`: of the blocks that run at once, each of which has fibers of its own.
@@ -291,6 +292,7 @@ class Block {
 
 inline Block* Block::current = nullptr;
 inline uint64_t Block::turns = 0, Block::progress = 0;
+inline bool Block::some_met = false;
 inline std::deque<Fiber> Block::fibers_;
 inline Dimension block_index, grid, block;
 

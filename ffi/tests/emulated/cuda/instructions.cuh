@@ -21,6 +21,7 @@ void ArriveAt(int barrier) {
 template <int kThreads>
 void WaitAt(int barrier) {
   emulated::Block& block = *emulated::Block::current;
+  emulated::Block::some_met |= kThreads < block.Threads();
   block.Meet(block.Barrier(barrier), kThreads);
 }
 
