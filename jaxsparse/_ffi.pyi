@@ -154,7 +154,16 @@ def plan_loss(
 ) -> tuple[dict[str, Any] | None, str]: ...
 def team_workspace_bytes(*, teams: int, sums: int, rows: int, hidden: int) -> int: ...
 def loss_workspace_bytes(
-    *, teams: int, sums: int, carries: int, rows: int, hidden: int, saved_bytes: int
+    *,
+    teams: int,
+    sums: int,
+    carries: int,
+    rows: int,
+    hidden: int,
+    saved_bytes: int,
+    blocks: int,
+    threads: int,
+    classes: int,
 ) -> int: ...
 def make_graphs(
     offsets: Any,

@@ -97,7 +97,7 @@ def emulated_scan(eqn, operands, folder):
 def emulated_loss(eqn, operands, folder):
     """A loss and its gradient."""
     said, form = planned(eqn), eqn.params["form"]
-    hidden, classes = eqn.outvars[3].aval.shape[-1], eqn.outvars[1].aval.shape[-1]
+    hidden, classes = eqn.outvars[4].aval.shape[-1], eqn.outvars[2].aval.shape[-1]
     sizes = [said["products"], hidden, said["carries"], classes, said["labels_offset"]]
     sizes += launch_of(said, form)
     if said["labels_offset"] >= 0:

@@ -210,6 +210,12 @@ __device__ __forceinline__ uint64_t GlobalTimer() {
   return now;
 }
 
+// Other warps have the multiprocessor meanwhile, which one that reads a clock in a loop does not
+// leave to them. It lasts up to twice as long.
+__device__ __forceinline__ void Sleep(uint32_t nanoseconds) {
+  asm volatile("nanosleep.u32 %0;" ::"r"(nanoseconds));
+}
+
 // Copies 16 bytes from memory to shared memory, without waiting; both are aligned to them.
 __device__ __forceinline__ void AsyncCopy(uint32_t shared, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared),

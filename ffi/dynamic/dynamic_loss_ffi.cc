@@ -39,7 +39,7 @@ struct DynamicLossCall {
   std::vector<ScanArrays::Input> inputs;
   std::vector<SavedArray> saved;
   std::vector<size_t> read;  // inputs that the second pass reads, too
-  Array losses, of_logits, of_leaves, states, of_products, of_leaf_states;
+  Array of_bias, totals, of_logits, of_leaves, states, of_products, of_leaf_states;
   std::vector<Array> of_leaf_carries;
   std::vector<ScanArrays::Output> outputs;  // of the second pass
 
@@ -52,7 +52,9 @@ struct DynamicLossCall {
   LossWorkspace Workspace() const {
     int64_t bytes = 0;
     for (const SavedArray& array : saved) bytes += SavedBytes(array);
-    return {teams, HasSums() ? 1 + Carries() : 0, Carries(), Rows() * hidden, bytes};
+    const int64_t parts =
+        LossWorkspace::PartsOf(launch.shape.blocks, launch.shape.threads, classes);
+    return {teams, HasSums() ? 1 + Carries() : 0, Carries(), Rows() * hidden, bytes, parts};
   }
 };
 
@@ -63,7 +65,8 @@ void ParseResults(CallParser& call, int64_t carries, ElementType& dtype, Dimensi
   const int64_t rows = c->Rows(), leaves = c->form.leaves;
   Dimension classes("classes");
   ElementType float32 = {ffi::F32};
-  c->losses = call.Result("losses", float32, {leaves + rows});
+  c->of_bias = call.Result("bias", float32, {classes});
+  c->totals = call.Result("totals", float32, {kLossTotals});
   c->of_logits = call.Result("logits", float32, {leaves + rows, classes});
   c->of_leaves = call.Result("leaves", float32, {leaves, 1, h});
   c->states = call.Result("states", dtype, {rows, 1, h});
@@ -189,7 +192,9 @@ GraphLossProblem ProblemOf(const DynamicLossCall& c, int64_t entry) {
   const Array& labels = c.labels_offset < 0 ? c.labels : c.script;
   p.labels = reinterpret_cast<const int32_t*>(at(labels, sizeof(int32_t))) +
              std::max<int64_t>(c.labels_offset, 0);
-  p.losses = reinterpret_cast<float*>(at(c.losses, sizeof(float)));
+  p.of_bias = reinterpret_cast<float*>(at(c.of_bias, sizeof(float)));
+  p.totals = reinterpret_cast<float*>(at(c.totals, sizeof(float)));
+  p.parts = reinterpret_cast<uint32_t*>(c.workspace + c.Workspace().PartsAt());
   p.of_logits = reinterpret_cast<float*>(at(c.of_logits, sizeof(float)));
   p.of_leaves = reinterpret_cast<float*>(at(c.of_leaves, sizeof(float)));
   p.of_states = reinterpret_cast<float*>(c.workspace + c.Workspace().OfStatesAt());
@@ -197,7 +202,7 @@ GraphLossProblem ProblemOf(const DynamicLossCall& c, int64_t entry) {
 }
 
 // What the kernel finds before it begins: what its blocks tell each other looks unwritten, and sums
-// are of nothing. Losses that no block has made are NaN.
+// are of nothing.
 FillProblem Cleared(const DynamicLossCall& c, const GraphLossProblem& p) {
   constexpr uint32_t kUnwritten = 0xffffffff;
   const LossWorkspace workspace = c.Workspace();
@@ -205,7 +210,7 @@ FillProblem Cleared(const DynamicLossCall& c, const GraphLossProblem& p) {
   const int64_t leaf_bytes = c.form.leaves * c.hidden * float_bytes;
   FillProblem fill;
   AddRegion(p.gather.states, c.Rows() * row_bytes, kUnwritten, &fill);
-  AddRegion(p.losses, (c.form.leaves + c.Rows()) * float_bytes, kUnwritten, &fill);
+  AddRegion(p.parts, workspace.PartsBytes(), kUnwritten, &fill);
   AddRegion(p.of_logits + c.form.leaves * c.classes, c.Rows() * c.classes * float_bytes, kUnwritten,
             &fill);
   AddRegion(c.workspace, workspace.launches.ClearedBytes(), kUnwritten, &fill);

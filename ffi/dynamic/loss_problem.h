@@ -4,13 +4,14 @@
 // Of every row v that has a label, a leaf or a computed one:
 //
 //   logits = states[v] * head_weights + head_bias
-//   losses[v] = log(sum of exp(logits)) - logits[labels[v]]
+//   loss = log(sum of exp(logits)) - logits[labels[v]]
 //   of_logits[v] = softmax(logits) - onehot(labels[v])
 //   of_states[v] = of_logits[v] * transposed head_weights
 //
 // The adjoint reads the last one of computed rows; that of leaves is a result.
 //
-// Of other rows all of it is zero.
+// Of other rows all of it is zero. Losses are added up, and the gradients by logits, which are
+// those by the bias.
 #pragma once
 
 #include "dynamic/problem.h"
@@ -18,6 +19,7 @@
 namespace jaxsparse {
 
 constexpr int kMostClasses = 64;
+constexpr int kLossTotals = 2;  // the sum of losses, and how many rows have labels
 
 struct GraphLossProblem {
   GraphScanProblem gather;
@@ -26,7 +28,11 @@ struct GraphLossProblem {
   const void* head_weights = nullptr;  // state dtype (h, classes)
   const float* head_bias = nullptr;    // (classes)
   const int32_t* labels = nullptr;     // (rows), leaves first; -1 is none
-  float* losses = nullptr;             // (rows); every byte is 0xff before the launch
+  float* totals = nullptr;             // (kLossTotals)
+  float* of_bias = nullptr;            // (classes)
+  // Of each warp that makes heads what it adds to both, workspace: (classes + kLossTotals, warps);
+  // every byte is 0xff before the launch.
+  uint32_t* parts = nullptr;
   // (rows, classes); of computed rows every byte is 0xff before the launch: blocks find each
   // other's there.
   float* of_logits = nullptr;

@@ -107,8 +107,10 @@ int64_t WorkspaceBytes(int64_t teams, int64_t sums, int64_t rows, int64_t hidden
 }
 
 int64_t LossWorkspaceBytes(int64_t teams, int64_t sums, int64_t carries, int64_t rows,
-                           int64_t hidden, int64_t saved_bytes) {
-  return LossWorkspace(teams, sums, carries, rows * hidden, saved_bytes).Bytes();
+                           int64_t hidden, int64_t saved_bytes, int64_t blocks, int64_t threads,
+                           int64_t classes) {
+  const int64_t parts = LossWorkspace::PartsOf(blocks, threads, classes);
+  return LossWorkspace(teams, sums, carries, rows * hidden, saved_bytes, parts).Bytes();
 }
 
 }  // namespace
@@ -126,7 +128,7 @@ void BindTeams(nb::module_& m) {
         nb::arg("rows"), nb::arg("hidden"));
   m.def("loss_workspace_bytes", LossWorkspaceBytes, nb::kw_only(), nb::arg("teams"),
         nb::arg("sums"), nb::arg("carries"), nb::arg("rows"), nb::arg("hidden"),
-        nb::arg("saved_bytes"));
+        nb::arg("saved_bytes"), nb::arg("blocks"), nb::arg("threads"), nb::arg("classes"));
   m.attr("TEAM_MOST_ARRAYS") = kMaxGraphArrays;
   m.attr("TEAM_TILE_ROWS") = kTileRows;
   m.attr("LOSS_MOST_CLASSES") = kMostClasses;

@@ -49,8 +49,10 @@ ThreadRegisters NeededRegisters(const GraphScanForm& form, const TeamConfig& con
 // What threads have if those keep no more than they need; `others`: warps.
 ThreadRegisters DistributeRegisters(const TeamSizes& sizes, int others,
                                     const ThreadRegisters& needed);
-// A pass with such registers, and the weights that lie in them.
-void KeepWeights(const GraphScanForm& form, const ThreadRegisters& registers, TeamConfig* config);
+// A pass with such registers, and the weights that lie in them. `spare`: of a product thread, of
+// what it is estimated to need beside weights, that it can do without if all weights find room so.
+void KeepWeights(const GraphScanForm& form, const ThreadRegisters& registers, int spare,
+                 TeamConfig* config);
 
 // The fewest tiles whose carries or sums a window has.
 int LeastWindowOf(const TeamConfig& config, const GraphScanForm& form);

@@ -129,7 +129,8 @@ ThreadRegisters DistributeRegisters(const TeamSizes& sizes, int others,
           needed.others};
 }
 
-void KeepWeights(const GraphScanForm& form, const ThreadRegisters& registers, TeamConfig* config) {
+void KeepWeights(const GraphScanForm& form, const ThreadRegisters& registers, int spare,
+                 TeamConfig* config) {
   config->product_registers = registers.product;
   config->pointwise_registers = registers.pointwise;
   config->sum_registers = registers.others;
@@ -140,7 +141,7 @@ void KeepWeights(const GraphScanForm& form, const ThreadRegisters& registers, Te
   const int for_weights = product - sizes.other_registers;
   // Of all kinds.
   const int chunk_registers = sizes.kinds * sizes.chunk_registers;
-  const bool all_fit = for_weights >= sizes.weight_chunks * chunk_registers;
+  const bool all_fit = for_weights + spare >= sizes.weight_chunks * chunk_registers;
   // Those of a chunk that come from shared memory pass through some.
   const int passing =
       std::min(sizes.chunk_registers, kPassingRegisters) + (form.emits ? kMoreWhereRowsEmit : 0);
@@ -231,7 +232,7 @@ std::optional<TeamPlan> PlanOf(const TeamVariant& variant, const GraphScanForm& 
                                const Gpu& gpu, int64_t units, const RingKind& ring, int sets) {
   TeamConfig config = PassConfig(form, units, ring, sets);
   const ThreadRegisters needed = NeededRegisters(form, config);
-  KeepWeights(form, DistributeRegisters(TeamSizes(config), config.sum_warps, needed), &config);
+  KeepWeights(form, DistributeRegisters(TeamSizes(config), config.sum_warps, needed), 0, &config);
   config.window = WindowOf(config, form, gpu.shared_bytes);
   const bool has_window = !form.emits || config.window > 0;
   const TeamSizes sizes(config);

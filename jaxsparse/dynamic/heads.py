@@ -125,9 +125,9 @@ def cotangents_of_logits(logits: Any, labels: Any) -> Any:
 
 def mean_of(losses: Any, labels: Any) -> Any:
     """The mean of the losses of rows that have labels, 0 if none has."""
-    return jnp.sum(losses) / count_of(labels, losses.dtype)
+    return jnp.sum(losses) / jnp.maximum(labelled(labels, losses.dtype), 1)
 
 
-def count_of(labels: Any, dtype: Any) -> Any:
-    """How many rows have labels, but at least 1."""
-    return jnp.maximum(count(labels != -1), 1).astype(dtype)
+def labelled(labels: Any, dtype: Any) -> Any:
+    """How many rows have labels."""
+    return count(labels != -1).astype(dtype)

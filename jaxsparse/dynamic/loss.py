@@ -14,7 +14,6 @@ from jaxsparse import backend
 from jaxsparse.dynamic.arguments import checked_arguments
 from jaxsparse.dynamic.heads import (
     checked_head,
-    count_of,
     exact_unless,
     labels_of_rows,
     labels_offset,
@@ -163,8 +162,8 @@ def _derivative(
     }
     made = loss_bind(x, **params)
     terms = _inner_products(params, x, dx, made)
-    tangent = functools.reduce(jnp.add, terms) / count_of(x.labels, made.losses.dtype)
-    return mean_of(made.losses, x.labels), tangent
+    total, count = made.totals[0], jnp.maximum(made.totals[1], 1)
+    return total / count, functools.reduce(jnp.add, terms) / count
 
 
 def _inner_products(
@@ -172,7 +171,7 @@ def _inner_products(
 ) -> Iterator[jax.Array]:
     """Of the gradient of the sum of losses by each operand that moves, and the tangent of that."""
     steps = steps_of(params["step"], params["active"], params["wide"])
-    wide = made.losses.dtype
+    wide = made.totals.dtype
 
     def inner(gradient: Any, tangent: Any) -> jax.Array:
         # A tangent repeats where its operand does.
@@ -203,7 +202,7 @@ def _inner_products(
         )
         yield inner(gradient, dx.head_weights)
     if _moves(dx.head_bias):
-        yield inner(jnp.sum(made.logits, 0), dx.head_bias)
+        yield inner(made.bias, dx.head_bias)
     if _moves(dx.state):
         yield inner(made.leaves + made.reached, dx.state)
     for gradient, tangent in zip(made.carries, dx.carries, strict=True):

@@ -140,6 +140,9 @@ def ffi_call(
             rows=of_script.computed,
             hidden=hidden,
             saved_bytes=of_script.computed * hidden * saved_units,
+            blocks=plan.teams * plan.blocks,
+            threads=plan.threads,
+            classes=form.classes,
         ),
         plan=plan,
     )

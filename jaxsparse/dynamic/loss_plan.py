@@ -12,9 +12,10 @@ from jaxsparse import _ffi
 from jaxsparse.device import Device
 from jaxsparse.dynamic.plan import NoPlan, Plan, ScanForm, loop_microseconds, make_plan, refusal
 
-# Microseconds that XLA's kernels around two scans take longer than those around one launch: the
-# head between them, less what is left to do behind a launch. Measured on an H200.
-_HEADS = 5.0
+# Microseconds that XLA's kernels around two scans take longer than those around one launch: heads,
+# losses and sums between them, less what is left to do behind a launch; of any script, and more for
+# each of its tiles. Found by traces of training on an H200.
+_HEADS, _HEADS_OF_TILE = 8.0, 0.015
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +65,7 @@ def make_loss_plan(form: LossForm, device: Device, variant: str | None = None) -
 
 def scans_microseconds(form: LossForm, device: Device, launches: int) -> float:
     """What both scans, each as it runs fastest, and the heads between them take."""
-    total = _HEADS
+    total = _HEADS + _HEADS_OF_TILE * form.gather.tiles
     for of_pass in (form.gather, form.emit):
         plan, loop = make_plan(of_pass, device), loop_microseconds(of_pass)
         total += loop if isinstance(plan, NoPlan) else min(loop, launches * plan.total_microseconds)

@@ -42,10 +42,14 @@ class EmitSteps {
         tiles_(p, static_cast<int>(set_)),
         stop_(stop) {}
 
-  __device__ __forceinline__ void Run(const GraphScanProblem& p) {
+  // All that can be done before inputs are there.
+  __device__ __forceinline__ void Begin(const GraphScanProblem& p) {
     if (set_ == 0) ClearUnused(p);
 #pragma unroll
     for (int n = 0; n < kItems; ++n) Settle(p, n);
+  }
+
+  __device__ __forceinline__ void Run(const GraphScanProblem& p) {
     // All places in the window are clear before a step reads one.
     if constexpr (kSizes.sets > 1) MeetOwnKind<Plan, kSizes.pointwise_threads>();
     AskForNext(p, false);

@@ -14,6 +14,7 @@
 #include "dynamic/kernels/gather_steps.cuh"
 #include "dynamic/kernels/loss_heads.cuh"
 #include "dynamic/kernels/loss_sizes.h"
+#include "dynamic/kernels/loss_sums.cuh"
 #include "dynamic/kernels/team_pass.cuh"
 #include "dynamic/kernels/team_product.cuh"
 
@@ -39,6 +40,7 @@ __device__ __forceinline__ void MakeProducts(const GraphLossProblem& p, Words4* 
   GatherProducts<Gather, Forward>(p.gather, shared, stop).Run(p.gather);
   MeetBlock<Gather>();
   EmitProducts<Emit, Backward>(p.emit, shared_of_emit, stop_of_emit).Run(p.emit);
+  if (blockIdx.x == 0) LossSums<Emit, Loss>::template AddParts<Emit::kSizes.product_threads>(p);
 }
 
 template <typename GatherStep, typename GatherPlan, typename EmitStep, typename EmitPlan,
@@ -71,12 +73,17 @@ __global__ void __launch_bounds__(LossPlan<GatherPlan, EmitPlan, kClasses>::kSiz
     if constexpr (kGather.product_registers > 0) GiveUpRegisters<kGather.sum_registers>();
     LossHeads<GatherPlan, Loss>(p, shared, stop_of_emit).Run(p);
   }
-  MeetSome<GatherPlan, kHeadsAndSteps>(kBetween);
   if (threadIdx.x < kEmit.product_threads + kEmit.pointwise_threads) {
-    EmitSteps<EmitStep, EmitPlan>(p.emit, shared_of_emit, stop_of_emit).Run(p.emit);
-  } else if (threadIdx.x < kEmit.threads) {
-    EmitSums<EmitPlan>::ClearFarSums(p.emit);
-    EmitSums<EmitPlan>(p.emit, shared_of_emit).Run(p.emit);
+    EmitSteps<EmitStep, EmitPlan> steps(p.emit, shared_of_emit, stop_of_emit);
+    steps.Begin(p.emit);  // while the last heads are made
+    MeetSome<GatherPlan, kHeadsAndSteps>(kBetween);
+    steps.Run(p.emit);
+  } else {
+    MeetSome<GatherPlan, kHeadsAndSteps>(kBetween);
+    if (threadIdx.x < kEmit.threads) {
+      EmitSums<EmitPlan>::ClearFarSums(p.emit);
+      EmitSums<EmitPlan>(p.emit, shared_of_emit).Run(p.emit);
+    }
   }
 }
 

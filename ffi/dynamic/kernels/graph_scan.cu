@@ -55,7 +55,9 @@ __global__ void __launch_bounds__(Plan::kSizes.threads, 1)
     EmitProducts<Plan, Product>(p, shared, stop).Run(p);
   } else if (threadIdx.x < kSizes.product_threads + kSizes.pointwise_threads) {
     if constexpr (kSizes.product_registers > 0) GiveUpRegisters<kSizes.pointwise_registers>();
-    EmitSteps<Step, Plan>(p, shared, stop).Run(p);
+    EmitSteps<Step, Plan> steps(p, shared, stop);
+    steps.Begin(p);
+    steps.Run(p);
   } else {
     if constexpr (kSizes.product_registers > 0) GiveUpRegisters<kSizes.sum_registers>();
     EmitSums<Plan>::ClearFarSums(p);

@@ -6,11 +6,11 @@
 #pragma once
 
 #include "dynamic/kernels/loss_sizes.h"
+#include "dynamic/kernels/loss_sums.cuh"
 #include "dynamic/kernels/ring.cuh"
 #include "dynamic/kernels/team_items.cuh"
 #include "dynamic/kernels/tiles_of_team.cuh"
 #include "dynamic/loss_problem.h"
-#include "persistent/backoff.cuh"
 #include "persistent/delay.cuh"
 #include "persistent/exchange.cuh"
 
@@ -41,14 +41,14 @@ class LossHeads {
   static constexpr TeamSizes kSizes = Plan::kSizes;
   static constexpr LossSizes kLoss = Loss::kSizes;
   static constexpr int kClasses = kLoss.classes, kWarps = kLoss.head_warps;
-  static constexpr int kLaneClasses = (kClasses + kWarp - 1) / kWarp;
+  static constexpr int kLaneClasses = LossSums<Plan, Loss>::kLaneClasses;
   static constexpr int kNumbers = kSizes.states_per_load;
   static constexpr int kColumns = kNumbers * kWarp;  // that a warp loads at once
   static constexpr int kLoads = (kSizes.hidden + kColumns - 1) / kColumns;
   // Tiles between a row's head and the gradient by its state: the time of an exchange.
   static constexpr int kBehind = 4;
-  static constexpr uint32_t kPollCycles = 300;
-  static constexpr int kMeeting = 5;  // a named barrier, of these warps alone
+  static constexpr uint32_t kPollNanoseconds = 100;  // from a look in vain to the next one
+  static constexpr int kMeeting = 5;                 // a named barrier, of these warps alone
 
  public:
   __device__ __forceinline__ LossHeads(const GraphLossProblem& p, Words4* shared,
@@ -86,6 +86,7 @@ class LossHeads {
       if (!done.exists) break;
       if ((number - kBehind) % kWarps == warp_) GradientsOf(p, done);
     }
+    sums_.Publish(p, warp_);
     if (watchdog_.timed_out()) *stop_ = 1;
   }
 
@@ -97,7 +98,6 @@ class LossHeads {
     using Items = TeamItems<Plan, kLoss.head_threads>;
     const Items items(static_cast<int>(threadIdx.x) - kFirstThread);
     const UnusedRows unused = items.Unused(p.gather, Tiles::Used(p.gather));
-    unused.Clear(p.losses + p.gather.leaves, sizeof(float));
     unused.Clear(p.of_logits + int64_t{p.gather.leaves} * kClasses, kClasses * sizeof(float));
   }
 
@@ -128,19 +128,19 @@ class LossHeads {
     }
   }
 
-  // Makes the loss of a row, and publishes its gradient by the logits, of which each lane has some.
+  // Adds the loss of a row, and publishes its gradient by the logits, of which each lane has some.
   __device__ __forceinline__ void Head(const GraphLossProblem& p, int64_t row, const State* state,
                                        float (&logits)[kLaneClasses]) {
+    Words4 x[kLoads];
+    LookFor(state, false, x);  // beside the label
     const int label = p.labels[row];
     if (label == -1) {
 #pragma unroll
       for (int i = 0; i < kLaneClasses; ++i) logits[i] = 0;
       Publish(p, row, logits);
-      if (lane_ == 0) p.losses[row] = 0;
       return;
     }
-    Words4 x[kLoads];
-    Receive(state, row >= p.gather.leaves, x);
+    if (row >= p.gather.leaves) Await(state, x);
     const float least = __uint_as_float(0xff800000u);  // of lanes without a class
     float largest = least;
 #pragma unroll
@@ -172,28 +172,33 @@ class LossHeads {
       logits[i] = powers[i] / sum - (label == i * kWarp + lane_ ? 1.f : 0.f);
     }
     Publish(p, row, logits);
-    if (lane_ == 0) p.losses[row] = largest + logf(sum) - chosen;
+    sums_.Add(logits, largest + logf(sum) - chosen);
   }
 
-  // A row's state, of which each lane takes columns. What comes too late is NaN. States of leaves
-  // are there, and may be any words, those that stand for unwritten ones among them.
-  __device__ __forceinline__ void Receive(const State* state, bool is_computed,
-                                          Words4 (&x)[kLoads]) {
+  // Loads a row's state, of which each lane takes columns, or again what was not written.
+  __device__ __forceinline__ void LookFor(const State* state, bool again,
+                                          Words4 (&x)[kLoads]) const {
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j) {
+      const int column = j * kColumns + lane_ * kNumbers;
+      if (!again) x[j] = {0, 0, 0, 0};
+      const bool asks = column < kSizes.hidden && (!again || !IsWritten(x[j]));
+      LoadRelaxedIf(asks, reinterpret_cast<const Words4*>(state + column), &x[j]);
+    }
+  }
+
+  // Waits for the state of a computed row. What comes too late is NaN. States of leaves are there,
+  // and may be any words, those that stand for unwritten ones among them.
+  __device__ __forceinline__ void Await(const State* state, Words4 (&x)[kLoads]) {
     watchdog_.Begin();
-    for (bool again = false;; again = true) {
+    for (;;) {
       bool missing = false;
 #pragma unroll
-      for (int j = 0; j < kLoads; ++j) {
-        const int column = j * kColumns + lane_ * kNumbers;
-        if (!again) x[j] = {0, 0, 0, 0};
-        const bool asks = column < kSizes.hidden && (!again || !IsWritten(x[j]));
-        LoadRelaxedIf(asks, reinterpret_cast<const Words4*>(state + column), &x[j]);
-      }
-#pragma unroll
       for (int j = 0; j < kLoads; ++j) missing |= !IsWritten(x[j]);
-      if (!is_computed || !__any_sync(kAllLanes, missing)) return;
+      if (!__any_sync(kAllLanes, missing)) return;
       if (__any_sync(kAllLanes, watchdog_.TimesOut())) return;
-      WaitCycles(static_cast<uint32_t>(clock()), kPollCycles);
+      Sleep(kPollNanoseconds);
+      LookFor(state, true, x);
     }
   }
 
@@ -266,7 +271,7 @@ class LossHeads {
         if (i < kTileRows * kClasses) word = LoadRelaxed(from + i);
         if (!__any_sync(kAllLanes, !IsWritten(word))) break;
         if (__any_sync(kAllLanes, watchdog_.TimesOut())) break;
-        WaitCycles(static_cast<uint32_t>(clock()), kPollCycles);
+        Sleep(kPollNanoseconds);
       }
       if (i < kTileRows * kClasses) received_[i] = __uint_as_float(word);
     }
@@ -290,6 +295,7 @@ class LossHeads {
   Words4* const weights_;
   float* const bias_;
   float* const received_;
+  LossSums<Plan, Loss> sums_;
   Watchdog watchdog_;
   volatile uint32_t* const stop_;
 };

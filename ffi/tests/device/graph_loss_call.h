@@ -10,6 +10,7 @@
 #include "device/call_files.h"
 #include "dynamic/loss_problem.h"
 #include "dynamic/script.h"
+#include "dynamic/workspace.h"
 #include "emulated/concurrent_blocks.h"
 
 namespace jaxsparse {
@@ -65,7 +66,11 @@ inline int RunCall(const std::string& folder, void (*kernel)(const GraphLossProb
   std::vector<std::vector<float>> floats(  // sums, carries, and the gradient by states
       static_cast<size_t>(2 + 2 * carries), std::vector<float>(static_cast<size_t>(rows * hidden)));
   size_t array = 0;
-  loss.losses = FloatsOf(results[result++]);
+  loss.of_bias = FloatsOf(results[result++]);
+  loss.totals = FloatsOf(results[result++]);
+  std::vector<uint32_t> parts(
+      static_cast<size_t>(LossWorkspace::PartsOf(launch.blocks, launch.threads, classes)), ~0u);
+  loss.parts = parts.data();
   loss.of_logits = FloatsOf(results[result++]);
   std::memset(loss.of_logits + form.leaves * classes, 0xff,
               static_cast<size_t>(rows * classes * 4));

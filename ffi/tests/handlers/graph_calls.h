@@ -71,7 +71,8 @@ inline TestCall GraphLossCall(const std::string& dtype, int64_t tiles = 3) {
                    {"carry", "float32", {kLeaves, kUnits}},
                    {"input", dtype, {rows, 3, kUnits}},
                    {"input", "float32", {1, 7, kUnits}}};
-  call.results = {{"losses", "float32", {kLeaves + rows}},
+  call.results = {{"bias", "float32", {kClasses}},
+                  {"totals", "float32", {2}},
                   {"logits", "float32", {kLeaves + rows, kClasses}},
                   {"leaves", "float32", {kLeaves, 1, kUnits}},
                   {"states", dtype, {rows, 1, kUnits}},
@@ -80,7 +81,8 @@ inline TestCall GraphLossCall(const std::string& dtype, int64_t tiles = 3) {
                   {"carry", "float32", {kLeaves, kUnits}},
                   {"output", dtype, {rows, 3, kUnits}}};
   const int64_t bytes = dtype == "float32" ? 4 : 2;
-  const LossWorkspace workspace(kTeams, 2, 1, rows * kUnits, rows * kUnits * (5 * bytes + 4));
+  const LossWorkspace workspace(kTeams, 2, 1, rows * kUnits, rows * kUnits * (5 * bytes + 4),
+                                LossWorkspace::PartsOf(8, 256, kClasses));
   call.results.push_back({"workspace", "uint8", {workspace.Bytes()}});
   call.attributes = {{"labels_offset", int64_t{-1}},
                      {"emit_poll_delay", int64_t{1000}},

@@ -28,8 +28,9 @@ class Operands(NamedTuple):
 class Results(NamedTuple):
     """The results by their roles; what is a gradient is one of the sum of all losses."""
 
-    losses: Any  # of all rows, leaves first
-    logits: Any  # their gradient, (all rows, C)
+    bias: Any  # the gradient by the head's bias, (C,)
+    totals: Any  # the sum of losses, and how many rows have labels, (2,)
+    logits: Any  # the gradient by those of all rows, leaves first, (all rows, C)
     leaves: Any  # the gradient by their states of their own losses, (F, 1, h)
     states: Any  # of the computed rows, (rows, 1, h)
     products: Any  # their gradient, (rows, P, h)
@@ -53,15 +54,15 @@ def joined(x: Operands) -> list[Any]:
 
 def split_results(results: Sequence[Any], params: dict[str, Any]) -> Results:
     """The primitive's results by their roles."""
-    losses, logits, leaves, states, products, reached, *rest = results
+    bias, totals, logits, leaves, states, products, reached, *rest = results
     carries = params["step"].carries
-    first = losses, logits, leaves, states, products, reached
+    first = bias, totals, logits, leaves, states, products, reached
     return Results(*first, rest[:carries], rest[carries:])
 
 
 def joined_results(x: Results) -> list[Any]:
     """The primitive's results in their order."""
-    return [*x[:6], *x.carries, *x.outputs]
+    return [*x[:7], *x.carries, *x.outputs]
 
 
 def signature(params: dict[str, Any]) -> Signature:
@@ -83,7 +84,8 @@ def signature(params: dict[str, Any]) -> Signature:
         operands.append((f"input {i}", " ".join(map(str, sizes))))
     adjoint = steps_of(step, params["active"], params["wide"]).adjoint
     results = [
-        ("losses", f"{rows}"),
+        ("bias", "c"),
+        ("totals", "2"),
         ("logits", f"{rows} c"),
         ("leaves", f"{given} 1 h"),
         ("states", f"{computed} 1 h"),
@@ -106,7 +108,7 @@ def result_dtypes(avals: Any, params: dict[str, Any]) -> list[Any]:
     wide, step = accumulator_dtype(narrow), params["step"]
     adjoint = steps_of(step, params["active"], params["wide"]).adjoint
     return [
-        *(wide, wide, wide, narrow, narrow),
+        *(wide, wide, wide, wide, narrow, narrow),
         *(wide,) * (1 + step.carries),
         *(wide if w else narrow for w in adjoint.wide_outputs),
     ]

@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxsparse.batching import over_batch
-from jaxsparse.dynamic.heads import cotangents_of_logits, logits_of, losses_of
+from jaxsparse.dynamic.heads import cotangents_of_logits, labelled, logits_of, losses_of
 from jaxsparse.dynamic.loss_primitive.operands import Results, joined_results, split
 from jaxsparse.dynamic.loss_primitive.steps import steps_of
 from jaxsparse.dynamic.primitive import Operands, scan_bind
@@ -85,7 +85,8 @@ def _losses(*operands: Any, binder: Callable[..., Any], **params: Any) -> list[A
     )
     return joined_results(
         Results(
-            losses_of(logits, x.labels),
+            jnp.sum(of_logits, 0),
+            jnp.stack([jnp.sum(losses_of(logits, x.labels)), labelled(x.labels, logits.dtype)]),
             of_logits,
             of_states[:leaves, None],
             made.states,

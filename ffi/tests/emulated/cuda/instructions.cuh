@@ -132,6 +132,7 @@ inline int64_t clock() {
   return static_cast<int64_t>(emulated::Block::turns);
 }
 inline uint64_t GlobalTimer() { return emulated::Block::turns; }
+inline void Sleep(uint32_t) { emulated::Block::current->Yield(); }
 
 // The last thread to arrive lets those that wait go first: if it reads what they overwrite, that
 // shows.
