@@ -8,6 +8,15 @@ namespace {
 // More would not store faster: threads stride over what lies beyond.
 constexpr int64_t kMostBlocks = 1024;
 
+std::string Fill(FillProblem problem, int64_t words, int device, void* stream) {
+  std::string reason;
+  const void* kernel = GetKernel(FillSource(), device, &reason);
+  if (kernel == nullptr) return reason;
+  const int64_t blocks = CeilDivide(words, kFillThreads * kWordsOfFill);
+  return LaunchKernel(kernel, {std::min(blocks, kMostBlocks), kFillThreads}, &problem, device,
+                      stream);
+}
+
 }  // namespace
 
 KernelSource FillSource() { return {"persistent/fill.cu", "jaxsparse::FillRegions"}; }
@@ -18,16 +27,16 @@ void AddRegion(void* at, int64_t bytes, uint32_t value, FillProblem* problem, in
   problem->regions[problem->count++] = {at, bytes / kWordBytes, value, part_bytes / kWordBytes};
 }
 
-std::string Fill(const FillProblem& problem, int device, void* stream) {
+std::string LaunchFilled(const FillProblem& fill, const CudaLaunch& launch, void* problem) {
   int64_t words = 0;
-  for (int i = 0; i < problem.count; ++i) words = std::max(words, problem.regions[i].words);
-  if (words == 0) return "";
-  std::string reason;
-  const void* kernel = GetKernel(FillSource(), device, &reason);
-  if (kernel == nullptr) return reason;
-  const int64_t blocks = CeilDivide(words, kFillThreads * kWordsOfFill);
-  FillProblem p = problem;
-  return LaunchKernel(kernel, {std::min(blocks, kMostBlocks), kFillThreads}, &p, device, stream);
+  for (int i = 0; i < fill.count; ++i) words = std::max(words, fill.regions[i].words);
+  LaunchShape shape = launch.shape;
+  if (words > 0) {
+    const std::string reason = Fill(fill, words, launch.device, launch.stream);
+    if (!reason.empty()) return reason;
+    shape.overlaps = true;
+  }
+  return LaunchKernel(launch.kernel, shape, problem, launch.device, launch.stream);
 }
 
 }  // namespace jaxsparse

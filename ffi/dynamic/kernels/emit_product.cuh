@@ -32,6 +32,7 @@ class EmitProducts {
     first_ = static_cast<const State*>(p.states) + product_.TileRow() * kSizes.columns +
              product_.Column(0);
     KeepInRegister(first_);  // and no registers while weights are loaded
+    WaitForPrologue();
     backoff_.Start();
     States x;
     for (int64_t number = 0; now_.exists; ++number) {

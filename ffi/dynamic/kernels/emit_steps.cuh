@@ -50,6 +50,7 @@ class EmitSteps {
     if constexpr (kSizes.sets > 1) MeetOwnKind<Plan, kSizes.pointwise_threads>();
     AskForNext(p, false);
     Advance(p);
+    WaitForPrologue();  // it fills states, of the tiles that the script uses
     for (int64_t number = set_; now_.exists; number += kSizes.sets) {
       uint32_t taken_from[kItems];
 #pragma unroll

@@ -71,6 +71,7 @@ class EmitSums {
   __device__ __forceinline__ void Run(const GraphScanProblem& p) {
     TeamTile tile = tiles_.Next(p);
     int source = Load(p, tile);
+    WaitForPrologue();  // it fills sums of leaves
     for (int64_t number = 0; tile.exists; ++number) {
       const TeamTile next = tiles_.Next(p);
       const int next_source = Load(p, next);

@@ -51,7 +51,8 @@ class GatherProducts {
     backoff_.Start();
     Asked even, odd;
     Find(p, first, even);
-    Ask(even);
+    Ask(even);  // of leaves alone, since no row comes before a team's first tile
+    WaitForPrologue();
     Find(p, second, odd);
     next_ = Take(p);
     for (;;) {

@@ -71,6 +71,7 @@ class LossHeads {
   }
 
   __device__ __forceinline__ void Run(const GraphLossProblem& p) {
+    WaitForPrologue();  // it fills losses and gradients by logits
     ClearUnused(p);
     Leaves(p);
     Tiles tiles(p.gather), behind(p.gather);
