@@ -26,8 +26,8 @@ struct GraphLossProblem {
   const void* head_weights = nullptr;  // state dtype (h, classes)
   const float* head_bias = nullptr;    // (classes)
   const int32_t* labels = nullptr;     // (rows), leaves first; -1 is none
-  float* losses = nullptr;             // (rows); every byte is 0xff before the launch
-  // (rows, classes); of computed rows every byte is 0xff before the launch: blocks find each
+  float* losses = nullptr;             // (rows); every byte is 0xff behind WaitForPrologue
+  // (rows, classes); of computed rows every byte is 0xff behind WaitForPrologue: blocks find each
   // other's there.
   float* of_logits = nullptr;
   float* of_states = nullptr;  // (computed rows, h), workspace

@@ -27,7 +27,7 @@ class GatherProducts {
  public:
   __device__ __forceinline__ GatherProducts(const GraphScanProblem& p, Words4* shared,
                                             volatile uint32_t* stop)
-      : product_(p, shared + kSizes.weights_at / 16),
+      : product_(shared + kSizes.weights_at / 16),
         ring_(shared),
         tiles_(p),
         watchdog_(p.wait_limits),
@@ -45,8 +45,9 @@ class GatherProducts {
   }
 
   __device__ __forceinline__ void Run(const GraphScanProblem& p) {
+    const Sources first = Take(p), second = Take(p);  // on their way together, beside the weights
+    if (first.tile.exists) product_.LoadWeights(p);
     MeetBlock<Plan>();  // weights are no longer on their way through the ring
-    const Sources first = Take(p), second = Take(p);  // on their way together
     if (!first.tile.exists) return;
     backoff_.Start();
     Asked even, odd;
@@ -162,7 +163,7 @@ class GatherProducts {
     }
   }
 
-  const Product product_;
+  Product product_;
   Ring<Plan> ring_;
   Tiles tiles_;
   Watchdog watchdog_;

@@ -43,12 +43,16 @@ class TeamMma {
   // The lane's part of a tile's states.
   using States = Words4[kLoads];
 
-  __device__ __forceinline__ TeamMma(const GraphScanProblem& p, Words4* shared)
+  __device__ __forceinline__ explicit TeamMma(Words4* shared)
       : warp_(threadIdx.x / kWarp),
         lane_(threadIdx.x % kWarp),
         place_(warp_ * kSizes.warp_part + PlaceOfProduct(TileRow(), lane_ % 4 * 2)),
         shared_(shared + threadIdx.x) {
     KeepInRegister(place_);  // or it is found for every tile
+  }
+
+  // What Multiply multiplies by.
+  __device__ __forceinline__ void LoadWeights(const GraphScanProblem& p) {
 #pragma unroll
     for (int kind = 0; kRegisterChunks > 0 && kind < kRegisterKinds; ++kind) {
       const Loads loads = LoadsOf(p, kind);
