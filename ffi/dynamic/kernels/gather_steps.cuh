@@ -52,8 +52,8 @@ class GatherSteps {
 
   __device__ __forceinline__ void Run(const GraphScanProblem& p) {
     MeetBlock<Plan>();
-    if (set_ == 0) ClearUnused(p);
     Take(p);
+    if (set_ == 0) ClearUnused(p);
     FindSources(p, set_);
     Take(p);
     LoadInputs(p, false);
