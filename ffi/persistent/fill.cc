@@ -5,14 +5,16 @@
 namespace jaxsparse {
 namespace {
 
-// More would not store faster: threads stride over what lies beyond.
-constexpr int64_t kMostBlocks = 1024;
+// As many as run at once, so that the next kernel may begin: threads stride over what lies beyond.
+// And no more than have so many turns: the next kernel begins on the other multiprocessors.
+constexpr int64_t kMostBlocks = 256;
+constexpr int64_t kLeastTurns = 2;
 
 std::string Fill(FillProblem problem, int64_t words, int device, void* stream) {
   std::string reason;
   const void* kernel = GetKernel(FillSource(), device, &reason);
   if (kernel == nullptr) return reason;
-  const int64_t blocks = CeilDivide(words, kFillThreads * kWordsOfFill);
+  const int64_t blocks = CeilDivide(words, kFillThreads * kWordsOfFill * kLeastTurns);
   return LaunchKernel(kernel, {std::min(blocks, kMostBlocks), kFillThreads}, &problem, device,
                       stream);
 }
