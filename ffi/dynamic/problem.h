@@ -56,7 +56,7 @@ struct GraphScanProblem {
   // Where rows emit: what has come to each row from tiles that are a window away or more, if there
   // can be such, (tiles * kTileRows, h), and in `carries` of their carries.
   float* sums = nullptr;
-  float* leaf_sums = nullptr;           // and to each leaf, (leaves, h); zeros behind WaitForPrologue
+  float* leaf_sums = nullptr;           // and to each leaf, (leaves, h); filled with zeros, too
   void* outputs[kMaxGraphArrays] = {};  // state dtype or float32 (tiles * kTileRows, parts, h)
 
   PollDelays poll_delays;
