@@ -32,23 +32,14 @@ class GatherProducts {
         tiles_(p),
         watchdog_(p.wait_limits),
         backoff_(p.poll_delays),
-        stop_(stop),
-        leaf_states_(reinterpret_cast<uint64_t>(p.leaf_states)),
-        states_(reinterpret_cast<uint64_t>(p.states) -
-                MultiplyWide(static_cast<uint32_t>(p.leaves), kRowBytes)) {
-    if constexpr (kIsEven) {
-      leaf_states_ += FirstByteOf(0);
-      states_ += FirstByteOf(0);
-      KeepInRegister(leaf_states_);  // or they are found for every tile
-      KeepInRegister(states_);
-    }
-  }
+        stop_(stop) {}
 
   __device__ __forceinline__ void Run(const GraphScanProblem& p) {
     const Sources first = Take(p), second = Take(p);  // on their way together, beside the weights
     if (first.tile.exists) product_.LoadWeights(p);
     MeetBlock<Plan>();  // weights are no longer on their way through the ring
     if (!first.tile.exists) return;
+    FindStates(p);
     backoff_.Start();
     Asked even, odd;
     Find(p, first, even);
@@ -77,6 +68,19 @@ class GatherProducts {
     States x;
     StatePlace row[kRows];
   };
+
+  // Behind the weights, which take registers while they are loaded.
+  __device__ __forceinline__ void FindStates(const GraphScanProblem& p) {
+    leaf_states_ = reinterpret_cast<uint64_t>(p.leaf_states);
+    states_ = reinterpret_cast<uint64_t>(p.states) -
+              MultiplyWide(static_cast<uint32_t>(p.leaves), kRowBytes);
+    if constexpr (kIsEven) {
+      leaf_states_ += FirstByteOf(0);
+      states_ += FirstByteOf(0);
+      KeepInRegister(leaf_states_);  // or they are found for every tile
+      KeepInRegister(states_);
+    }
+  }
 
   // Asks for the record of one more tile.
   __device__ __forceinline__ Sources Take(const GraphScanProblem& p) {
@@ -171,7 +175,7 @@ class GatherProducts {
   volatile uint32_t* const stop_;
   // Those of leaves, and of computed rows, which are counted behind leaves; from the lane's column
   // on, if it is the same in all rows.
-  uint64_t leaf_states_, states_;
+  uint64_t leaf_states_ = 0, states_ = 0;
   Sources next_ = {};
   int64_t number_ = 0;  // of tiles that the team has begun
 };

@@ -53,18 +53,7 @@ class TeamMma {
 
   // What Multiply multiplies by.
   __device__ __forceinline__ void LoadWeights(const GraphScanProblem& p) {
-#pragma unroll
-    for (int kind = 0; kRegisterChunks > 0 && kind < kRegisterKinds; ++kind) {
-      const Loads loads = LoadsOf(p, kind);
-      // One behind the other in turn: a copy of what is on its way would wait for it.
-      typename Loads::Asked asked[2];
-      loads.Ask(FirstColumn(0), &asked[0]);
-#pragma unroll
-      for (int j = 0; j < kRegisterChunks; ++j) {
-        if (j + 1 < kRegisterChunks) loads.Ask(FirstColumn(j + 1), &asked[(j + 1) % 2]);
-        loads.Arrange(asked[j % 2], weights_[kind][j]);
-      }
-    }
+    // Those in shared memory first, while registers are free.
 #pragma unroll 1  // which the compiler takes less time for
     for (int kind = 0; kRegisterChunks < kLoads && kind < kSizes.kinds; ++kind) {
       const Loads loads = LoadsOf(p, kind);
@@ -83,6 +72,18 @@ class TeamMma {
             SharedWeights(kind, j, m, half) = weights[m][half];
           }
         }
+      }
+    }
+#pragma unroll
+    for (int kind = 0; kRegisterChunks > 0 && kind < kRegisterKinds; ++kind) {
+      const Loads loads = LoadsOf(p, kind);
+      // One behind the other in turn: a copy of what is on its way would wait for it.
+      typename Loads::Asked asked[2];
+      loads.Ask(FirstColumn(0), &asked[0]);
+#pragma unroll
+      for (int j = 0; j < kRegisterChunks; ++j) {
+        if (j + 1 < kRegisterChunks) loads.Ask(FirstColumn(j + 1), &asked[(j + 1) % 2]);
+        loads.Arrange(asked[j % 2], weights_[kind][j]);
       }
     }
     if constexpr (Loads::kStages && !Plan::kBarrier) {
