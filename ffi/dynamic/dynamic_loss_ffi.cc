@@ -253,9 +253,7 @@ struct DynamicLossOperation {
 
   static std::string Launch(const Call& c, int64_t entry, const CudaLaunch& launch) {
     GraphLossProblem p = ProblemOf(c, entry);
-    std::string reason = Fill(Cleared(c, p), launch.device, launch.stream);
-    if (!reason.empty()) return reason;
-    return LaunchKernel(launch.kernel, launch.shape, &p, launch.device, launch.stream);
+    return LaunchFilled(Cleared(c, p), launch, &p);
   }
 };
 

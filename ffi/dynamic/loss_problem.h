@@ -31,9 +31,9 @@ struct GraphLossProblem {
   float* totals = nullptr;             // (kLossTotals)
   float* of_bias = nullptr;            // (classes)
   // Of each warp that makes heads what it adds to both, workspace: (classes + kLossTotals, warps);
-  // every byte is 0xff before the launch.
+  // every byte is 0xff behind WaitForPrologue.
   uint32_t* parts = nullptr;
-  // (rows, classes); of computed rows every byte is 0xff before the launch: blocks find each
+  // (rows, classes); of computed rows every byte is 0xff behind WaitForPrologue: blocks find each
   // other's there.
   float* of_logits = nullptr;
   float* of_states = nullptr;  // (computed rows, h), workspace

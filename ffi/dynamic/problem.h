@@ -43,13 +43,13 @@ struct GraphScanProblem {
   float* leaf_carries[kMaxGraphArrays] = {};  // (leaves, h) each; where rows emit, as leaf_sums
 
   // State dtype (tiles * kTileRows, states of a row, h); every byte of tiles that the script uses
-  // 0xff before the launch: blocks find each other's there.
+  // is 0xff behind WaitForPrologue: blocks find each other's there.
   void* states = nullptr;
   float* carries[kMaxGraphArrays] = {};  // (tiles * kTileRows, h) each
   // Where rows emit: what has come to each row from tiles that are a window away or more, if there
   // can be such, (tiles * kTileRows, h), and in `carries` of their carries.
   float* sums = nullptr;
-  float* leaf_sums = nullptr;           // and to each leaf, (leaves, h); zeros before the launch
+  float* leaf_sums = nullptr;           // and to each leaf, (leaves, h); filled with zeros, too
   void* outputs[kMaxGraphArrays] = {};  // state dtype or float32 (tiles * kTileRows, parts, h)
 
   PollDelays poll_delays;

@@ -2,6 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <tuple>
@@ -114,7 +115,10 @@ std::string LaunchKernel(const void* kernel, const LaunchShape& shape, void* pro
     attribute.val.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
   }
   constexpr int kOverlapsSince = 90;  // the compute capability
-  if (shape.overlaps && GpuOf(device).compute_capability >= kOverlapsSince) {
+  static std::atomic<bool> refused_with_cooperative = false;
+  const bool overlaps = shape.overlaps && GpuOf(device).compute_capability >= kOverlapsSince &&
+                        !(shape.cooperative && refused_with_cooperative);
+  if (overlaps) {  // the last one, so that it may be left out
     cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -129,6 +133,15 @@ std::string LaunchKernel(const void* kernel, const LaunchShape& shape, void* pro
   }
   void* arguments[] = {problem};
   if (status == cudaSuccess) status = cudaLaunchKernelExC(&config, kernel, arguments);
+  // The documentation does not say whether a kernel may be both.
+  if (status != cudaSuccess && overlaps && shape.cooperative) {
+    --config.numAttrs;
+    if (cudaLaunchKernelExC(&config, kernel, arguments) == cudaSuccess) {
+      cudaGetLastError();  // leave no error behind for the next caller on this thread
+      refused_with_cooperative = true;
+      status = cudaSuccess;
+    }
+  }
   return status == cudaSuccess ? "" : Describe("launch", status);
 }
 

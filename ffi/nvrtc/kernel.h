@@ -26,7 +26,8 @@ struct LaunchShape {
   int cluster = 1;           // blocks
   // All blocks run at once, or the launch fails: for kernels whose blocks wait for one another.
   bool cooperative = false;
-  // May begin before the kernel in front of it is done, for which it waits itself.
+  // May begin before the kernel in front of it is done, for which it waits itself; from compute
+  // capability 9.0 on, and unless a driver refuses it.
   bool overlaps = false;
 };
 

@@ -1,12 +1,25 @@
 #include "persistent/fill.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <string_view>
 
 namespace jaxsparse {
 namespace {
 
-// More would not store faster: threads stride over what lies beyond.
-constexpr int64_t kMostBlocks = 1024;
+// As many as run at once, so that the next kernel may begin: threads stride over what lies beyond.
+// And no more than have so many turns: the next kernel begins on the other multiprocessors.
+constexpr int64_t kMostBlocks = 256;
+constexpr int64_t kLeastTurns = 2;
+
+std::string Fill(FillProblem problem, int64_t words, int device, void* stream) {
+  std::string reason;
+  const void* kernel = GetKernel(FillSource(), device, &reason);
+  if (kernel == nullptr) return reason;
+  const int64_t blocks = CeilDivide(words, kFillThreads * kWordsOfFill * kLeastTurns);
+  return LaunchKernel(kernel, {std::min(blocks, kMostBlocks), kFillThreads}, &problem, device,
+                      stream);
+}
 
 }  // namespace
 
@@ -18,16 +31,20 @@ void AddRegion(void* at, int64_t bytes, uint32_t value, FillProblem* problem, in
   problem->regions[problem->count++] = {at, bytes / kWordBytes, value, part_bytes / kWordBytes};
 }
 
-std::string Fill(const FillProblem& problem, int device, void* stream) {
+std::string LaunchFilled(const FillProblem& fill, const CudaLaunch& launch, void* problem) {
   int64_t words = 0;
-  for (int i = 0; i < problem.count; ++i) words = std::max(words, problem.regions[i].words);
-  if (words == 0) return "";
-  std::string reason;
-  const void* kernel = GetKernel(FillSource(), device, &reason);
-  if (kernel == nullptr) return reason;
-  const int64_t blocks = CeilDivide(words, kFillThreads * kWordsOfFill);
-  FillProblem p = problem;
-  return LaunchKernel(kernel, {std::min(blocks, kMostBlocks), kFillThreads}, &p, device, stream);
+  for (int i = 0; i < fill.count; ++i) words = std::max(words, fill.regions[i].words);
+  LaunchShape shape = launch.shape;
+  if (words > 0) {
+    const std::string reason = Fill(fill, words, launch.device, launch.stream);
+    if (!reason.empty()) return reason;
+    shape.overlaps = true;
+  }
+  // For measurements: "apart" as before, "alone" without the guarantee that all blocks run at once.
+  const char* how = std::getenv("JAXSPARSE_TEAM_LAUNCH");
+  if (how != nullptr && std::string_view(how) == "apart") shape.overlaps = false;
+  if (how != nullptr && std::string_view(how) == "alone") shape.cooperative = false;
+  return LaunchKernel(launch.kernel, shape, problem, launch.device, launch.stream);
 }
 
 }  // namespace jaxsparse

@@ -1,11 +1,13 @@
 // Fills regions of memory with a value each (fill_problem.h). All threads share every region, by
 // stores of 16 bytes at multiples of 16, and of single words where a region begins or ends between.
+// The next kernel may begin meanwhile.
 #include "cuda/device.cuh"
 #include "persistent/fill_problem.h"
 
 namespace jaxsparse {
 
 __global__ void __launch_bounds__(kFillThreads) FillRegions(const __grid_constant__ FillProblem p) {
+  LetNextKernelBegin();
   const int64_t thread = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   const int64_t threads = static_cast<int64_t>(gridDim.x) * blockDim.x;
   const int32_t used_parts = p.used_parts == nullptr ? 0 : *p.used_parts;

@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "host/variant.h"
 #include "nvrtc/kernel.h"
 #include "persistent/fill_problem.h"
 
@@ -17,7 +18,10 @@ KernelSource FillSource();
 void AddRegion(void* at, int64_t bytes, uint32_t value, FillProblem* problem,
                int64_t part_bytes = 0);
 
-// Launches on `stream`; returns the reason of a failure, or an empty string.
-std::string Fill(const FillProblem& problem, int device, void* stream);
+// Fills, and launches a kernel. That may begin before all is filled, though not before what came in
+// front of the fill is done. It waits itself before it reads or writes what is filled, and so does
+// each of its blocks before it ends (WaitForPrologue). Returns the reason of a failure, or an empty
+// string.
+std::string LaunchFilled(const FillProblem& fill, const CudaLaunch& launch, void* problem);
 
 }  // namespace jaxsparse

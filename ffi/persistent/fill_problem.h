@@ -27,7 +27,7 @@ struct FillProblem {
   int count = 0;
   const int32_t* used_parts = nullptr;  // where the kernel runs; may be null if nothing has parts
 };
-constexpr int kFillThreads = 256;
+constexpr int kFillThreads = 1024;
 constexpr int kWordsOfFill = 4;  // that a thread stores at once
 
 }  // namespace jaxsparse

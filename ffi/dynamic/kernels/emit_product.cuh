@@ -19,7 +19,7 @@ class EmitProducts {
  public:
   __device__ __forceinline__ EmitProducts(const GraphScanProblem& p, Words4* shared,
                                           volatile uint32_t* stop)
-      : product_(p, shared + kSizes.weights_at / 16),
+      : product_(shared + kSizes.weights_at / 16),
         ring_(shared),
         tiles_(p),
         watchdog_(p.wait_limits),
@@ -29,9 +29,11 @@ class EmitProducts {
   __device__ __forceinline__ void Run(const GraphScanProblem& p) {
     Take(p);
     if (!now_.exists) return;
+    product_.LoadWeights(p);
     first_ = static_cast<const State*>(p.states) + product_.TileRow() * kSizes.columns +
              product_.Column(0);
     KeepInRegister(first_);  // and no registers while weights are loaded
+    WaitForPrologue();
     backoff_.Start();
     States even;
     Ask(even);
@@ -104,7 +106,7 @@ class EmitProducts {
     }
   }
 
-  const Product product_;
+  Product product_;
   const State* first_ = nullptr;  // of the lane's states in the first tile
   Ring<Plan> ring_;
   TilesOfTeam<Plan, true> tiles_;

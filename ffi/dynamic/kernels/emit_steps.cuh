@@ -42,6 +42,9 @@ class EmitSteps {
         tiles_(p, static_cast<int>(set_)),
         stop_(stop) {}
 
+  // Asks for what the first tile reads, which must be there.
+  __device__ __forceinline__ void AskForFirst(const GraphScanProblem& p) { AskForNext(p, false); }
+
   // All that can be done before inputs are there.
   __device__ __forceinline__ void Begin(const GraphScanProblem& p) {
     if (set_ == 0) ClearUnused(p);
@@ -52,8 +55,8 @@ class EmitSteps {
   __device__ __forceinline__ void Run(const GraphScanProblem& p) {
     // All places in the window are clear before a step reads one.
     if constexpr (kSizes.sets > 1) MeetOwnKind<Plan, kSizes.pointwise_threads>();
-    AskForNext(p, false);
     Advance(p);
+    WaitForPrologue();  // it fills states, of the tiles that the script uses
     for (int64_t number = set_; now_.exists; number += kSizes.sets) {
       uint32_t taken_from[kItems];
 #pragma unroll
@@ -82,7 +85,7 @@ class EmitSteps {
 
  private:
   // Where an item lies, once for all tiles; its places in the window are cleared, before anything
-  // is added there.
+  // is added there: those of all tiles that the team can have.
   __device__ __forceinline__ void Settle(const GraphScanProblem& p, int n) {
     const TeamItem item = items_.At(n);
     window_at_[n] = window_.AddressOf(Window::PlaceOfRow(item.row), item.unit);
@@ -92,9 +95,11 @@ class EmitSteps {
     KeepInRegister(window_at_[n]);
     KeepInRegister(passed_at_[n]);
     if (set_ > 0 || !item.exists) return;
+    const bool has_one_group = p.groups <= Plan::kScans;
+    const int tiles = has_one_group ? next_.end - next_.first : kSizes.window;
     constexpr float kNothing[kValues] = {};
 #pragma unroll 4
-    for (int tile = 0; tile < kSizes.window; ++tile) {
+    for (int tile = 0; tile < (tiles < kSizes.window ? tiles : kSizes.window); ++tile) {
       Window::Store(window_at_[n] + Window::PlaceOfTile(tile), kNothing);
     }
   }

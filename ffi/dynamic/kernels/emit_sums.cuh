@@ -89,6 +89,7 @@ class EmitSums {
     int next_source = Load(p, next);
     Target targets[kItems][kRows];
     Turns turns = Find(first, Alike(first), targets);
+    WaitForPrologue();  // it fills sums of leaves
     for (int64_t number = 0; tile.exists; ++number) {
       const Own own = Look(p, next, static_cast<uint32_t>(number + 1), next_source);
       const uint32_t alike = Alike(own);

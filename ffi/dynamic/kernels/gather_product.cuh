@@ -27,33 +27,27 @@ class GatherProducts {
  public:
   __device__ __forceinline__ GatherProducts(const GraphScanProblem& p, Words4* shared,
                                             volatile uint32_t* stop)
-      : product_(p, shared + kSizes.weights_at / 16),
+      : product_(shared + kSizes.weights_at / 16),
         ring_(shared),
         tiles_(p),
         watchdog_(p.wait_limits),
         backoff_(p.poll_delays),
         stop_(stop),
-        leaf_states_(reinterpret_cast<uint64_t>(p.leaf_states)),
-        states_(reinterpret_cast<uint64_t>(p.states) -
-                MultiplyWide(static_cast<uint32_t>(p.leaves), kRowBytes)) {
-    sources_ = Tiles::SourcesOf(p, product_.TileRow());
+        sources_(Tiles::SourcesOf(p, product_.TileRow())) {
     KeepInRegister(sources_);  // or it is found for every tile
-    if constexpr (kIsEven) {
-      leaf_states_ += FirstByteOf(0);
-      states_ += FirstByteOf(0);
-      KeepInRegister(leaf_states_);
-      KeepInRegister(states_);
-    }
   }
 
   __device__ __forceinline__ void Run(const GraphScanProblem& p) {
+    const Sources first = Take(p), second = Take(p);  // on their way together, beside the weights
+    if (first.tile.exists) product_.LoadWeights(p);
     MeetBlock<Plan>();  // weights are no longer on their way through the ring
-    const Sources first = Take(p), second = Take(p);  // on their way together
     if (!first.tile.exists) return;
+    FindStates(p);
     backoff_.Start();
     Asked even, odd;
     Find(p, first, even);
-    Ask(even);
+    Ask(even);  // of leaves alone, since no row comes before a team's first tile
+    WaitForPrologue();
     Find(p, second, odd);
     next_ = Take(p);
     for (;;) {
@@ -78,6 +72,19 @@ class GatherProducts {
     const Words4* row[kRows];
     bool has_row[kRows];
   };
+
+  // Behind the weights, which take registers while they are loaded.
+  __device__ __forceinline__ void FindStates(const GraphScanProblem& p) {
+    leaf_states_ = reinterpret_cast<uint64_t>(p.leaf_states);
+    states_ = reinterpret_cast<uint64_t>(p.states) -
+              MultiplyWide(static_cast<uint32_t>(p.leaves), kRowBytes);
+    if constexpr (kIsEven) {
+      leaf_states_ += FirstByteOf(0);
+      states_ += FirstByteOf(0);
+      KeepInRegister(leaf_states_);  // or they are found for every tile
+      KeepInRegister(states_);
+    }
+  }
 
   // Asks for the record of one more tile.
   __device__ __forceinline__ Sources Take(const GraphScanProblem& p) {
@@ -183,7 +190,7 @@ class GatherProducts {
     else *stop_ = 1;
   }
 
-  const Product product_;
+  Product product_;
   Ring<Plan> ring_;
   Tiles tiles_;
   Watchdog watchdog_;
@@ -191,7 +198,7 @@ class GatherProducts {
   volatile uint32_t* const stop_;
   // Those of leaves, and of computed rows, which are counted behind leaves; from the lane's column
   // on, if it is the same in all rows.
-  uint64_t leaf_states_, states_;
+  uint64_t leaf_states_ = 0, states_ = 0;
   const int32_t* sources_;  // of the lane's row in the first tile
   Sources next_ = {};
   int64_t number_ = 0;  // of tiles that the team has begun

@@ -52,13 +52,15 @@ class GatherSteps {
 
   __device__ __forceinline__ void Run(const GraphScanProblem& p) {
     MeetBlock<Plan>();
-    if (set_ == 0) ClearUnused(p);
     Take(p);
+    if (set_ == 0) ClearUnused(p);
     FindSources(p, set_);
     Take(p);
     LoadInputs(p, false);
 #pragma unroll
     for (int n = 0; n < kItems; ++n) Arrays::ConvertOfAllRows(ahead_.input[n]);
+    WaitForPrologue();  // it fills states
+    if (set_ == 0) ClearUnusedStates(p);
     for (uint32_t number = set_; ahead_.tile.exists; number += kSizes.sets) {
       MeetTeam<Plan>(p, number, nullptr);
       Delay<Plan::kMostDelay>(~int64_t{number});
@@ -307,16 +309,19 @@ class GatherSteps {
     return PlaceOfProduct(row + item.unit, item.row);
   }
 
-  // Tiles that no team makes.
+  // Tiles that no team makes. Of their states those of all tiles are filled before.
   __device__ __forceinline__ void ClearUnused(const GraphScanProblem& p) const {
     const UnusedRows unused = items_.Unused(p, Tiles::Used(p));
-    unused.Clear(p.states, int64_t{kSizes.hidden} * sizeof(State));
     for (int c = 0; c < kCarries; ++c) {
       unused.Clear(p.carries[c], int64_t{kSizes.hidden} * sizeof(float));
     }
     for (int o = 0; o < Plan::Arrays::kOutputs; ++o) {
       unused.Clear(p.outputs[o], Arrays::OutputRowBytes(o));
     }
+  }
+  __device__ __forceinline__ void ClearUnusedStates(const GraphScanProblem& p) const {
+    const UnusedRows unused = items_.Unused(p, Tiles::Used(p));
+    unused.Clear(p.states, int64_t{kSizes.hidden} * sizeof(State));
   }
 
   const uint32_t set_;

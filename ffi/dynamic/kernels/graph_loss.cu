@@ -77,6 +77,7 @@ __global__ void __launch_bounds__(LossPlan<GatherPlan, EmitPlan, kClasses>::kSiz
     EmitSteps<EmitStep, EmitPlan> steps(p.emit, shared_of_emit, stop_of_emit);
     steps.Begin(p.emit);  // while the last heads are made
     MeetSome<GatherPlan, kHeadsAndSteps>(kBetween);
+    steps.AskForFirst(p.emit);
     steps.Run(p.emit);
   } else {
     MeetSome<GatherPlan, kHeadsAndSteps>(kBetween);

@@ -56,6 +56,7 @@ __global__ void __launch_bounds__(Plan::kSizes.threads, 1)
   } else if (threadIdx.x < kSizes.product_threads + kSizes.pointwise_threads) {
     if constexpr (kSizes.product_registers > 0) GiveUpRegisters<kSizes.pointwise_registers>();
     EmitSteps<Step, Plan> steps(p, shared, stop);
+    steps.AskForFirst(p);
     steps.Begin(p);
     steps.Run(p);
   } else {

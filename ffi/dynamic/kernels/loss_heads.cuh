@@ -72,6 +72,7 @@ class LossHeads {
   }
 
   __device__ __forceinline__ void Run(const GraphLossProblem& p) {
+    WaitForPrologue();  // it fills gradients by logits, and parts of sums
     ClearUnused(p);
     Leaves(p);
     Tiles tiles(p.gather), behind(p.gather);

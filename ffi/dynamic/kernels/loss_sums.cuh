@@ -49,6 +49,7 @@ class LossSums {
     constexpr int kLoads = (kParts / 4 + kWarp - 1) / kWarp;  // of a lane
     const int lane = threadIdx.x % kWarp;
     Watchdog watchdog(p.gather.wait_limits);
+    WaitForPrologue();  // it fills parts, and a team without tiles comes here at once
 #pragma unroll 1
     for (int at = threadIdx.x / kWarp; at < kSums; at += kThreads / kWarp) {
       const auto* const parts = reinterpret_cast<const Words4*>(p.parts + at * kParts);

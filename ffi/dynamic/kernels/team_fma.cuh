@@ -34,11 +34,14 @@ class TeamFma {
  public:
   using States = Words4[kSizes.loads];
 
-  __device__ __forceinline__ TeamFma(const GraphScanProblem& p, Words4* shared)
+  __device__ __forceinline__ explicit TeamFma(Words4* shared)
       : warp_(threadIdx.x / kWarp),
         lane_(threadIdx.x % kWarp),
         states_(shared + (kSizes.states_at - kSizes.weights_at) / 16 + warp_ * kSizes.warp_states),
-        shared_(reinterpret_cast<float4*>(shared) + threadIdx.x) {
+        shared_(reinterpret_cast<float4*>(shared) + threadIdx.x) {}
+
+  // As TeamMma.
+  __device__ __forceinline__ void LoadWeights(const GraphScanProblem& p) {
 #pragma unroll
     for (int kind = 0; kind < kRegisterKinds; ++kind) {
 #pragma unroll
@@ -59,7 +62,6 @@ class TeamFma {
     }
   }
 
-  // As TeamMma.
   __device__ __forceinline__ int TileRow() const { return lane_ / 4; }
   __device__ __forceinline__ int Column(int j) const { return ColumnOfGroup(j * 4 + lane_ % 4); }
   __device__ __forceinline__ bool HasColumn(int j) const { return Column(j) < kSizes.columns; }

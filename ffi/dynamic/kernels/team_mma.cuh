@@ -43,24 +43,17 @@ class TeamMma {
   // The lane's part of a tile's states.
   using States = Words4[kLoads];
 
-  __device__ __forceinline__ TeamMma(const GraphScanProblem& p, Words4* shared)
+  __device__ __forceinline__ explicit TeamMma(Words4* shared)
       : warp_(threadIdx.x / kWarp),
         lane_(threadIdx.x % kWarp),
         place_(warp_ * kSizes.warp_part + PlaceOfProduct(TileRow(), lane_ % 4 * 2)),
         shared_(shared + threadIdx.x) {
     KeepInRegister(place_);  // or it is found for every tile
-#pragma unroll
-    for (int kind = 0; kRegisterChunks > 0 && kind < kRegisterKinds; ++kind) {
-      const Loads loads = LoadsOf(p, kind);
-      // One behind the other in turn: a copy of what is on its way would wait for it.
-      typename Loads::Asked asked[2];
-      loads.Ask(FirstColumn(0), &asked[0]);
-#pragma unroll
-      for (int j = 0; j < kRegisterChunks; ++j) {
-        if (j + 1 < kRegisterChunks) loads.Ask(FirstColumn(j + 1), &asked[(j + 1) % 2]);
-        loads.Arrange(asked[j % 2], weights_[kind][j]);
-      }
-    }
+  }
+
+  // What Multiply multiplies by.
+  __device__ __forceinline__ void LoadWeights(const GraphScanProblem& p) {
+    // Those in shared memory first, while registers are free.
 #pragma unroll 1  // which the compiler takes less time for
     for (int kind = 0; kRegisterChunks < kLoads && kind < kSizes.kinds; ++kind) {
       const Loads loads = LoadsOf(p, kind);
@@ -79,6 +72,18 @@ class TeamMma {
             SharedWeights(kind, j, m, half) = weights[m][half];
           }
         }
+      }
+    }
+#pragma unroll
+    for (int kind = 0; kRegisterChunks > 0 && kind < kRegisterKinds; ++kind) {
+      const Loads loads = LoadsOf(p, kind);
+      // One behind the other in turn: a copy of what is on its way would wait for it.
+      typename Loads::Asked asked[2];
+      loads.Ask(FirstColumn(0), &asked[0]);
+#pragma unroll
+      for (int j = 0; j < kRegisterChunks; ++j) {
+        if (j + 1 < kRegisterChunks) loads.Ask(FirstColumn(j + 1), &asked[(j + 1) % 2]);
+        loads.Arrange(asked[j % 2], weights_[kind][j]);
       }
     }
     if constexpr (Loads::kStages && !Plan::kBarrier) {

@@ -2,12 +2,12 @@
 // graph_scan_call.h has one of a scan.
 #pragma once
 
-#include <cstring>
 #include <iostream>
 #include <string>
 #include <vector>
 
 #include "device/call_files.h"
+#include "device/filled_memory.h"
 #include "dynamic/loss_problem.h"
 #include "dynamic/script.h"
 #include "dynamic/workspace.h"
@@ -47,12 +47,15 @@ inline int RunCall(const std::string& folder, void (*kernel)(const GraphLossProb
   const auto* script = reinterpret_cast<const int32_t*>(operands[operand++].data());
   p.group_tiles = script + form.GroupTilesAt();
   p.records = script + form.RecordsAt();
-  uint32_t error = ~0u, report = 0;
+  FilledMemory filled;
+  uint32_t error = 0, report = 0;
+  filled.Add(&error, sizeof(error), 0xff);
   p.wait_limits = {int64_t{1} << 40, &error, &report};
   p.poll_delays = {200, 8, 8};
   back = p;
   back.weights = {weights, products * hidden, 1};
-  std::vector<uint32_t> arrivals(static_cast<size_t>(2 * teams * kScanFlagBytes / 4), ~0u);
+  std::vector<uint32_t> arrivals(static_cast<size_t>(2 * teams * kScanFlagBytes / 4));
+  filled.Add(arrivals, 0xff);
   p.arrivals = arrivals.data();
   back.arrivals = arrivals.data() + teams * kScanFlagBytes / 4;
 
@@ -69,18 +72,22 @@ inline int RunCall(const std::string& folder, void (*kernel)(const GraphLossProb
   loss.of_bias = FloatsOf(results[result++]);
   loss.totals = FloatsOf(results[result++]);
   std::vector<uint32_t> parts(
-      static_cast<size_t>(LossWorkspace::PartsOf(launch.blocks, launch.threads, classes)), ~0u);
+      static_cast<size_t>(LossWorkspace::PartsOf(launch.blocks, launch.threads, classes)));
+  filled.Add(parts, 0xff);
   loss.parts = parts.data();
   loss.of_logits = FloatsOf(results[result++]);
-  std::memset(loss.of_logits + form.leaves * classes, 0xff,
-              static_cast<size_t>(rows * classes * 4));
+  filled.Add(loss.of_logits + form.leaves * classes, static_cast<size_t>(rows * classes * 4), 0xff);
   loss.of_leaves = FloatsOf(results[result++]);
   p.states = results[result].data();
-  std::memset(p.states, 0xff, results[result++].size());
+  filled.Add(results[result++], 0xff);
   back.states = results[result].data();
-  std::memset(back.states, 0xff, results[result++].size());
+  filled.Add(back.states,
+             results[result].size() / static_cast<size_t>(form.tiles) *
+                 static_cast<size_t>(p.group_tiles[p.groups]),
+             0xff);
+  ++result;
   const auto zeros = [&] {
-    std::fill(results[result].begin(), results[result].end(), 0);
+    filled.Add(results[result], 0);
     return FloatsOf(results[result++]);
   };
   if (has_sums) back.sums = floats[array++].data();
@@ -107,6 +114,7 @@ inline int RunCall(const std::string& folder, void (*kernel)(const GraphLossProb
   }
   back.inputs[input_of_back] = loss.of_states;
   for (int i = 0; result < results.size(); ++i, ++result) back.outputs[i] = results[result].data();
+  launch.prologue = [&] { filled.Fill(); };
   emulated::Launch(launch, {reinterpret_cast<char*>(shared), sizeof(shared)}, shared_bytes,
                    [&] { kernel(loss); });
   files.Write();

@@ -3,13 +3,13 @@
 // others.
 #pragma once
 
-#include <cstring>
 #include <fstream>
 #include <iostream>
 #include <string>
 #include <vector>
 
 #include "device/call_files.h"
+#include "device/filled_memory.h"
 #include "dynamic/problem.h"
 #include "dynamic/script.h"
 #include "emulated/concurrent_blocks.h"
@@ -47,8 +47,12 @@ inline int RunCall(const std::string& folder, void (*kernel)(const GraphScanProb
   p.group_tiles = script + form.GroupTilesAt();
   p.records = script + form.RecordsAt();
   size_t operand = 2, result = 0;
+  FilledMemory filled;
+  // Where rows emit, those of the tiles that the script uses.
+  const size_t tiles = static_cast<size_t>(emits ? p.group_tiles[p.groups] : form.tiles);
   p.states = results[result].data();
-  std::memset(p.states, 0xff, results[result++].size());
+  filled.Add(p.states, results[result].size() / static_cast<size_t>(form.tiles) * tiles, 0xff);
+  ++result;
   std::vector<std::vector<float>> sums(
       static_cast<size_t>(1 + carries),
       std::vector<float>(static_cast<size_t>(form.tiles * form.width * hidden), 7.f));
@@ -56,7 +60,7 @@ inline int RunCall(const std::string& folder, void (*kernel)(const GraphScanProb
   if (has_sums) p.sums = sums[0].data();
   if (emits) {
     p.leaf_sums = FloatsOf(results[result]);
-    std::fill(results[result].begin(), results[result].end(), 0), ++result;
+    filled.Add(results[result++], 0);
   } else {
     p.leaf_states = operands[operand++].data();
   }
@@ -64,7 +68,7 @@ inline int RunCall(const std::string& folder, void (*kernel)(const GraphScanProb
     if (emits) {
       if (has_sums) p.carries[c] = sums[static_cast<size_t>(1 + c)].data();
       p.leaf_carries[c] = FloatsOf(results[result]);
-      std::fill(results[result].begin(), results[result].end(), 0);
+      filled.Add(results[result], 0);
     } else {
       p.carries[c] = FloatsOf(results[result]);
       p.leaf_carries[c] = FloatsOf(operands[operand++]);
@@ -74,11 +78,14 @@ inline int RunCall(const std::string& folder, void (*kernel)(const GraphScanProb
     p.inputs[i] = operands[operand].data();
   }
   for (int i = 0; result < results.size(); ++i, ++result) p.outputs[i] = results[result].data();
-  uint32_t error = ~0u, report = 0;
+  uint32_t error = 0, report = 0;
+  filled.Add(&error, sizeof(error), 0xff);
   p.wait_limits = {int64_t{1} << 40, &error, &report};
   p.poll_delays = {200, 8, 8};
-  std::vector<uint32_t> arrivals(static_cast<size_t>(teams * kScanFlagBytes / 4), ~0u);
+  std::vector<uint32_t> arrivals(static_cast<size_t>(teams * kScanFlagBytes / 4));
+  filled.Add(arrivals, 0xff);
   p.arrivals = arrivals.data();
+  launch.prologue = [&] { filled.Fill(); };
   emulated::Launch(launch, {reinterpret_cast<char*>(shared), sizeof(shared)}, shared_bytes,
                    [&] { kernel(p); });
   files.Write();

@@ -20,7 +20,10 @@ class EmitTest : public GraphOperands<Step, Plan> {
         sums_(Room(Base::Rows(), 7.f)),  // which the kernel clears itself
         carries_(Room(Base::Rows(), 7.f)),
         leaf_sums_(Room(script.leaves)),
-        leaf_carries_(Room(script.leaves)) {}
+        leaf_carries_(Room(script.leaves)) {
+    Base::filled_.Add(leaf_sums_, 0);
+    Base::filled_.Add(leaf_carries_, 0);
+  }
 
   GraphScanProblem Problem() {
     GraphScanProblem p = Base::Problem();

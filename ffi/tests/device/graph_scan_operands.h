@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cuda/pointwise.cuh"
+#include "device/filled_memory.h"
 #include "device/operands.h"
 #include "dynamic/problem.h"
 #include "dynamic/script.h"
@@ -185,12 +186,20 @@ class GraphOperands {
         states_(static_cast<size_t>(Rows() * Step::kStates * kHidden)),
         output_(static_cast<size_t>(Rows() * kHidden)),
         float_output_(static_cast<size_t>(Rows() * 2 * kHidden), 7.f),
-        arrivals_(static_cast<size_t>(Plan::kScans * kScanFlagBytes / 4), ~0u) {
+        arrivals_(static_cast<size_t>(Plan::kScans * kScanFlagBytes / 4)) {
     for (State& w : weights_) {
       w = FromFloat<State>(ToAccumulator(w) / std::sqrt(float(kSlots * kHidden)));
     }
-    std::memset(states_.data(), 0xff, states_.size() * sizeof(State));
+    // Where rows emit, those of the tiles that the script uses.
+    const int tiles = Plan::kSizes.sum_warps > 0 ? script.tiles : script.AllTiles();
+    constexpr int64_t kTileBytes = kTileRows * Step::kStates * kHidden * int64_t{sizeof(State)};
+    filled_.Add(states_.data(), static_cast<size_t>(tiles * kTileBytes), 0xff);
+    filled_.Add(arrivals_, 0xff);
+    filled_.Add(&error_, sizeof(error_), 0xff);
   }
+
+  // What the kernel in front does.
+  void Fill() const { filled_.Fill(); }
 
   // Without leaves, carries and the distances of weights.
   GraphScanProblem Problem() {
@@ -289,11 +298,12 @@ class GraphOperands {
 
  protected:
   std::vector<State> states_;
+  FilledMemory filled_;
 
  private:
   std::vector<State> output_;
   std::vector<float> float_output_;
-  uint32_t error_ = ~0u, report_ = 0;
+  uint32_t error_ = 0, report_ = 0;
   std::vector<uint32_t> arrivals_;
 };
 

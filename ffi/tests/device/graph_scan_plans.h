@@ -64,7 +64,8 @@ void Run(const Case& c, Test* test, void (*kernel)(const GraphScanProblem)) {
   emulated::Launch({.blocks = Plan::kScans * Plan::kBlocks,
                     .threads = Plan::kSizes.threads,
                     .missing = c.missing,
-                    .backwards = c.backwards},
+                    .backwards = c.backwards,
+                    .prologue = [&] { test->Fill(); }},
                    {reinterpret_cast<char*>(shared), sizeof(shared)}, Plan::kSizes.shared_bytes,
                    [&] { kernel(p); });
   if (c.missing >= 0) return test->CheckTimedOut();

@@ -22,6 +22,9 @@ struct ConcurrentLaunch {
   int cluster = 1;         // blocks
   int missing = -1;        // a block that never runs
   bool backwards = false;  // the last block has the first turn
+  // What the kernel in front does, on the host: when all threads wait for it, or for others that
+  // do. Each block has to wait.
+  std::function<void()> prologue = nullptr;
 };
 
 class ConcurrentBlocks {
@@ -39,6 +42,7 @@ class ConcurrentBlocks {
 
   void Run() {
     current = this;
+    Block::prologue = launch_.prologue == nullptr ? nullptr : &prologue_;
     for (bool running = true; running;) {
       const uint64_t before = Block::progress;
       running = false;
@@ -50,8 +54,20 @@ class ConcurrentBlocks {
         running |= blocks_[number].RunOnce();
         Exchange(copies_[number]);
       }
-      if (running) Block::FailIfStuck(before);
+      if (running && Block::progress == before && launch_.prologue != nullptr &&
+          prologue_.turn == 0) {
+        launch_.prologue();
+        ++prologue_.turn;
+      } else if (running) {
+        Block::FailIfStuck(before);
+      }
     }
+    for (int i = 0; i < launch_.blocks && launch_.prologue != nullptr; ++i) {
+      if (i != launch_.missing && !blocks_[i].waits_for_prologue()) {
+        Block::Fail("a block is done before the kernel in front may be");
+      }
+    }
+    Block::prologue = nullptr;
     current = nullptr;
   }
 
@@ -117,6 +133,7 @@ class ConcurrentBlocks {
   const ConcurrentLaunch launch_;
   std::deque<Block> blocks_;
   std::vector<Meeting> clusters_;
+  Meeting prologue_;
   std::vector<std::vector<char>> copies_;
 };
 

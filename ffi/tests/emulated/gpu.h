@@ -180,6 +180,14 @@ class Block {
     while (counter.phase.turn % 2 == odd) Wait(counter.phase);
   }
 
+  // What threads of all blocks wait for that wait for the kernel in front of theirs, or null.
+  static Meeting* prologue;
+  [[gnu::noinline]] void WaitForPrologue() {
+    waits_for_prologue_ = true;
+    if (prologue != nullptr && prologue->turn == 0) Wait(*prologue);
+  }
+  bool waits_for_prologue() const { return waits_for_prologue_; }
+
   bool IsPhaseOver(const void* at, uint32_t odd) { return CounterAt(at).phase.turn % 2 != odd; }
 
   // Lets the other threads run once.
@@ -288,11 +296,13 @@ class Block {
   size_t running_, first_fiber_;
   std::array<Meeting, 16> barriers_;
   std::map<const void*, Counter> counters_;
+  bool waits_for_prologue_ = false;
 };
 
 inline Block* Block::current = nullptr;
 inline uint64_t Block::turns = 0, Block::progress = 0;
 inline bool Block::some_met = false;
+inline Meeting* Block::prologue = nullptr;
 inline std::deque<Fiber> Block::fibers_;
 inline Dimension block_index, grid, block;
 

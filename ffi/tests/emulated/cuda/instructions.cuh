@@ -85,9 +85,9 @@ inline uint32_t FetchAndAddOfGpu(uint32_t* global, uint32_t x) { return FetchAnd
 template <typename T>
 void KeepInRegister(T&) {}
 
-// One kernel runs after the other.
+// One kernel runs after the other, unless a launch has a prologue.
 inline void LetNextKernelBegin() {}
-inline void WaitForPrologue() {}
+inline void WaitForPrologue() { emulated::Block::current->WaitForPrologue(); }
 
 inline void InitBarrier(uint64_t* barrier, uint32_t arrivals) {
   emulated::Block::current->InitCounter(barrier, arrivals);
