@@ -48,8 +48,11 @@ class EmitSteps {
   // All that can be done before inputs are there.
   __device__ __forceinline__ void Begin(const GraphScanProblem& p) {
     if (set_ == 0) ClearUnused(p);
+    const TeamTile first = Tiles(p).Next(p, 0);
+    const bool has_one_group = p.groups <= Plan::kScans;
+    const int cleared = has_one_group ? first.end - first.first : kSizes.window;
 #pragma unroll
-    for (int n = 0; n < kItems; ++n) Settle(p, n);
+    for (int n = 0; n < kItems; ++n) Settle(p, n, cleared < kSizes.window ? cleared : kSizes.window);
   }
 
   __device__ __forceinline__ void Run(const GraphScanProblem& p) {
@@ -86,7 +89,7 @@ class EmitSteps {
  private:
   // Where an item lies, once for all tiles; its places in the window are cleared, before anything
   // is added there: those of all tiles that the team can have.
-  __device__ __forceinline__ void Settle(const GraphScanProblem& p, int n) {
+  __device__ __forceinline__ void Settle(const GraphScanProblem& p, int n, int cleared) {
     const TeamItem item = items_.At(n);
     window_at_[n] = window_.AddressOf(Window::PlaceOfRow(item.row), item.unit);
     passed_at_[n] = PlaceOfProduct(item.unit, item.row);
@@ -95,11 +98,9 @@ class EmitSteps {
     KeepInRegister(window_at_[n]);
     KeepInRegister(passed_at_[n]);
     if (set_ > 0 || !item.exists) return;
-    const bool has_one_group = p.groups <= Plan::kScans;
-    const int tiles = has_one_group ? next_.end - next_.first : kSizes.window;
     constexpr float kNothing[kValues] = {};
 #pragma unroll 4
-    for (int tile = 0; tile < (tiles < kSizes.window ? tiles : kSizes.window); ++tile) {
+    for (int tile = 0; tile < cleared; ++tile) {
       Window::Store(window_at_[n] + Window::PlaceOfTile(tile), kNothing);
     }
   }
