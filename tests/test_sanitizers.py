@@ -72,7 +72,7 @@ def test_handlers(portable_kernels, tmp_path):
 
 
 def test_packer(tmp_path):
-    dynamic = [sanitized.FFI / "dynamic" / f"{x}.cc" for x in ("brackets", "graphs", "packer")]
+    dynamic = [sanitized.FFI / "dynamic" / f"{x}.cc" for x in ("brackets", "graphs", "packer", "schedule")]
     test = sanitized.FFI / "tests" / "packer_test.cc"
     output = sanitized.output_of([*dynamic, test], ["-O0", f"-I{test.parent}"], tmp_path)
     assert "graphs were refused" in output

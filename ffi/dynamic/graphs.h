@@ -1,5 +1,5 @@
-// A set of graphs, as Python has it in arrays, and what is found out about it once: how deep every
-// row lies.
+// A set of graphs, as Python has it in arrays, and what is found out about it once: how many rows
+// come before every row, and how many behind it.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,9 @@ struct GraphArrays {
 
 struct GraphLevels {
   std::vector<int32_t> levels;    // of each row: 0 of leaves, else 1 more than the highest child's
-  std::vector<int32_t> lists;     // of each row: (level - 1) * kinds + kind, -1 of leaves
+  std::vector<int32_t> tails;     // of each row: 0 without parents, else 1 more than the longest one's
+  std::vector<int32_t> order;     // of each graph: its leaves, then its other rows by falling tail
+  std::vector<int32_t> of_tails;  // of each graph: how many of these have each tail, from the longest on
   std::vector<int32_t> depths;    // of each graph: its highest level
   std::vector<int32_t> computed;  // of each graph: its rows that are no leaves
   int32_t kinds = 1;              // kinds that there are
