@@ -58,8 +58,8 @@ struct PackableGraphs {
 
 using ChannelArray = std::tuple<int, bool, Vector<int32_t>>;  // (place, is float, numbers)
 
-// (a capsule for pack_graphs, the levels and the tails of rows), or a ValueError that names graph and row. A
-// capsule, and not a class of its own: these may live until the interpreter ends.
+// (a capsule for pack_graphs, the levels and the tails of rows), or a ValueError that names graph
+// and row. A capsule, and not a class of its own: these may live until the interpreter ends.
 nb::tuple MakeGraphs(Vector<int64_t> offsets, Matrix children, Vector<int32_t> kinds,
                      Vector<int32_t> roots, Vector<uint8_t> has_input,
                      const std::vector<ChannelArray>& channels) {

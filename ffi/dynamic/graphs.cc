@@ -125,7 +125,7 @@ std::optional<GraphLevels> FindLevels(const GraphArrays& graphs, int64_t rows, s
   found.levels.assign(rows, kUnknown);
   found.tails.resize(rows);
   found.order.resize(rows);
-  found.of_tails.assign(rows, 0);
+  found.tail_counts.assign(rows, 0);
   found.depths.assign(graphs.graphs, 0);
   found.computed.assign(graphs.graphs, 0);
   if (graphs.offsets[0] != 0 || graphs.offsets[graphs.graphs] != rows) {
@@ -168,7 +168,8 @@ std::optional<GraphLevels> FindLevels(const GraphArrays& graphs, int64_t rows, s
     tails.Find(finder.children, finder.levels, size, found.depths[g], found.tails.data() + begin,
                found.order.data() + begin);
     for (int64_t row = begin; row < begin + size; ++row) {
-      if (found.levels[row] > 0) ++found.of_tails[begin + found.depths[g] - 1 - found.tails[row]];
+      if (found.levels[row] > 0)
+        ++found.tail_counts[begin + found.depths[g] - 1 - found.tails[row]];
     }
   }
   return found;

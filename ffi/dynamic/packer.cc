@@ -12,7 +12,7 @@ namespace {
 constexpr int64_t kLeastLeaves = 8, kLeastInputs = 8;
 
 // Rows are numbered in 32 bits.
-constexpr int64_t kMostRows = std::numeric_limits<int32_t>::max() - 1;
+constexpr int64_t kMostRows = std::numeric_limits<int32_t>::max();
 
 int64_t Room(const ScriptForm& form, ChannelPlace place) {
   switch (place) {
@@ -31,7 +31,8 @@ int64_t Room(const ScriptForm& form, ChannelPlace place) {
 // Asks for a part of an array ahead of its use: graphs of a batch may lie anywhere in the set.
 void Prefetch(const int32_t* data, int64_t begin, int64_t end) {
   constexpr int64_t kLine = 64 / sizeof(int32_t);
-  for (int64_t i = begin; i < end + kLine - 1; i += kLine) __builtin_prefetch(data + std::min(i, end - 1));
+  for (int64_t i = begin; i < end; i += kLine) __builtin_prefetch(data + i);
+  if (begin < end) __builtin_prefetch(data + end - 1);
 }
 
 }  // namespace
@@ -96,7 +97,7 @@ ScriptForm Packer::Plan(const int64_t* ids, int64_t count) {
     batch_[b] = {ids[b], static_cast<int32_t>(rows)};
     const int64_t begin = graphs_.offsets[ids[b]], end = graphs_.offsets[ids[b] + 1];
     Prefetch(levels_.order.data(), begin, end);
-    Prefetch(levels_.of_tails.data(), begin, begin + levels_.depths[ids[b]]);
+    Prefetch(levels_.tail_counts.data(), begin, begin + levels_.depths[ids[b]]);
     Prefetch(graphs_.children, begin * graphs_.slots, end * graphs_.slots);
     rows += graphs_.Rows(ids[b]);
     used_.leaves += LeavesOf(ids[b]);
@@ -208,8 +209,8 @@ void Packer::WriteHeader(const ScriptForm& form, int32_t* words) const {
   set(kHeaderWords, WordsOf(form, graphs_.channels));
 }
 
-// Sources of all rows; and of each tile the kind, which is 0 of padding, and for which tile it waits
-// on the way back.
+// Sources of all rows; and of each tile the kind, which is 0 of padding, and for which tile it
+// waits on the way back.
 void Packer::WriteTiles(const ScriptForm& form, int32_t* records) {
   const int64_t record_words = form.RecordWords(), slots = graphs_.slots;
   const auto leaves = static_cast<int32_t>(form.leaves);
@@ -252,7 +253,8 @@ void Packer::WriteInputs(const ScriptForm& form, int32_t* records) const {
 void Packer::WriteRoots(const ScriptForm& form, int32_t* roots) const {
   for (size_t b = 0; b < batch_.size(); ++b) {
     const int32_t root = graphs_.roots[batch_[b].graph];
-    if (root >= 0) roots[b] = RowOf(places_[batch_[b].first + root], static_cast<int32_t>(form.leaves));
+    if (root >= 0)
+      roots[b] = RowOf(places_[batch_[b].first + root], static_cast<int32_t>(form.leaves));
   }
 }
 

@@ -66,13 +66,13 @@ class Packer {
 
   ScriptForm used_;
   std::vector<GraphOfBatch> batch_, by_group_;
-  std::vector<uint64_t> order_;        // of dealing graphs to groups
-  std::vector<int64_t> loads_;         // of groups: rows
-  std::vector<int32_t> group_;         // of each graph of the batch
-  std::vector<int64_t> group_ends_;    // of each group, among by_group_
-  std::vector<int64_t> group_tiles_;   // groups + 1
-  std::vector<Place> places_;          // of all rows of the batch, and of one more
-  std::vector<uint32_t> waits_;        // of leaves, and of each tile
+  std::vector<uint64_t> order_;       // of dealing graphs to groups
+  std::vector<int64_t> loads_;        // of groups: rows
+  std::vector<int32_t> group_;        // of each graph of the batch
+  std::vector<int64_t> group_ends_;   // of each group, among by_group_
+  std::vector<int64_t> group_tiles_;  // groups + 1
+  std::vector<Place> places_;         // of all rows of the batch, and of one more
+  std::vector<uint32_t> waits_;       // of leaves, and of each tile
 };
 
 }  // namespace jaxsparse

@@ -50,7 +50,7 @@ void ListScheduler::Sort(const GraphOfBatch* begin, const GraphOfBatch* end) {
   ends_.assign(tails, 0);
   for (const GraphOfBatch* of = begin; of < end; ++of) {
     const int64_t depth = levels_.depths[of->graph];
-    const int32_t* counts = levels_.of_tails.data() + graphs_.offsets[of->graph];
+    const int32_t* counts = levels_.tail_counts.data() + graphs_.offsets[of->graph];
     int64_t* rows = ends_.data() + tails - depth;
     for (int64_t i = 0; i < depth; ++i) rows[i] += counts[i];
   }
@@ -65,7 +65,7 @@ void ListScheduler::Sort(const GraphOfBatch* begin, const GraphOfBatch* end) {
   int32_t *rows = rows_.data(), *children = children_.data();
   for (const GraphOfBatch* of = begin; of < end; ++of) {
     const int64_t at = graphs_.offsets[of->graph], depth = levels_.depths[of->graph];
-    const int32_t* counts = levels_.of_tails.data() + at;
+    const int32_t* counts = levels_.tail_counts.data() + at;
     const int32_t* order =
         levels_.order.data() + graphs_.offsets[of->graph + 1] - levels_.computed[of->graph];
     for (int64_t tail = 0; tail < depth; ++tail, order += counts[tail - 1]) {
@@ -173,7 +173,7 @@ int64_t ListScheduler::PlaceRows(int64_t distance, int64_t least) {
       const int32_t lane = TakeLane(tile, kind);
       used += lane == 0;
       behind = std::max<int64_t>(behind, tile + 1);
-      places[rows[i]] = {(first_tile + tile) * width_ + lane, first_tile + tile};
+      places[rows[i]] = {RowOf(first_tile + tile, lane), first_tile + tile};
     }
     ++last;
   }
@@ -194,9 +194,8 @@ void ListScheduler::CloseGaps(int64_t tiles) {
   const auto first_tile = static_cast<int32_t>(this->tiles());
   for (int64_t i = first_row_; i < end_row_; ++i) {
     Place& place = (*places_)[rows_[i]];
-    const int32_t lane = place.row - place.tile * width_;
-    place.tile = first_tile + lanes_used_[place.tile - first_tile];
-    place.row = place.tile * width_ + lane;
+    const int32_t tile = first_tile + lanes_used_[place.tile - first_tile];
+    place = {RowOf(tile, int64_t{place.row} - RowOf(place.tile, 0)), tile};
   }
 }
 

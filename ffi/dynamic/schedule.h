@@ -29,7 +29,7 @@ struct GraphOfBatch {
 class ListScheduler {
  public:
   ListScheduler(const GraphArrays& graphs, const GraphLevels& levels, int64_t width)
-      : graphs_(graphs), levels_(levels), width_(static_cast<int32_t>(width)) {}
+      : graphs_(graphs), levels_(levels), width_(width) {}
 
   // A batch, of so many rows that are no leaves. `places` has one for each row and one more, which
   // is that of a child that there is none of; those of leaves are set.
@@ -53,11 +53,15 @@ class ListScheduler {
   int64_t FindRoom(int64_t tile, int32_t kind);
   int32_t TakeLane(int64_t tile, int32_t kind);
   void CloseGaps(int64_t tiles);
+  // Among all lanes; if they are more than there are numbers, the script is refused later.
+  int32_t RowOf(int64_t tile, int64_t lane) const {
+    return static_cast<int32_t>(tile * width_ + lane);
+  }
   int32_t KindOf(int64_t i) const { return levels_.kinds == 1 ? 0 : kinds_[i]; }
 
   const GraphArrays& graphs_;
   const GraphLevels& levels_;
-  const int32_t width_;
+  const int64_t width_;
 
   std::vector<Place>* places_ = nullptr;
   std::vector<int32_t> rows_, children_;

@@ -2,8 +2,8 @@
 
 Graphs go to groups longest first, each to the group with the fewest computed rows so far. Leaves,
 and rows with inputs, are numbered in the order of the batch; schedule.py says which tile the other
-rows go to, and rows of one tile are in the order in which it takes them. The C++ packer (ffi/dynamic/packer.cc)
-is the one that is used; the one here is its reference, and makes the same words.
+rows go to, in which they lie as they come. The C++ packer (ffi/dynamic/packer.cc) is the one that
+is used; the one here is its reference, and makes the same words.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _form(
 
 def _batches(graphs: Graphs, ids: Any) -> np.ndarray:
     batches = np.asarray(ids)
-    if not np.issubdtype(batches.dtype, np.integer) and batches.size:
+    if batches.dtype.kind not in "iu" and batches.size:
         raise TypeError(f"dynamic.pack: ids must be integers, got {batches.dtype}")
     if batches.ndim < 1 or 0 in batches.shape[:-1]:
         raise ValueError(f"dynamic.pack: ids must have shape (..., batch), got {batches.shape}")

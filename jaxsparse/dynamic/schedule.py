@@ -1,9 +1,10 @@
-"""Puts the rows of a group into tiles, by list scheduling: the reference of ffi/dynamic/schedule.cc.
+"""Puts the rows of a group into tiles, by list scheduling.
 
 The tail of a row is the number of rows that follow it one after another, up to a row that has no
 parents. Rows come by falling tail, and each goes to the first tile that has room behind its
 children (T. C. Hu, Parallel sequencing and assembly line problems, 1961): of trees of one kind no
-other order makes fewer tiles.
+other order makes fewer tiles. The C++ scheduler (ffi/dynamic/schedule.cc) is the one that is used;
+this is its reference.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ def schedule(
 ) -> np.ndarray:
     """The tile of each row of a group: integers (rows,) from 0 on.
 
-    Of as many tiles as there have to be at least, a row leaves so many behind it as its tail is
-    long. As far as these allow, it keeps its distance from its children. If that takes more tiles,
-    and none fewer, than rows right behind their children, these are the result.
+    Rows keep a distance from their children, but come closer where they would otherwise leave
+    fewer tiles of `least_tiles` behind them than their tails are long. If that takes more tiles
+    than these, rows are placed without a distance, too, and the shorter schedule is taken.
 
     Args:
         children: those of each row that are rows of the group, by number.
