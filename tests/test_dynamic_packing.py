@@ -209,6 +209,14 @@ def test_rows_leave_room_for_those_that_follow():
     assert rows.tolist() == [3, 1, 3, 1, 3, 1, 3, 1, 1]
 
 
+@pytest.mark.parametrize("packer", [pack, pack_numpy])
+def test_tiles_that_stay_empty_are_left_out(packer):
+    """Two parents would both be 2 tiles behind their child, and one of them is 3, with 1 empty."""
+    graphs = Graphs.from_arrays([0, 4], [[-1, -1], [0, 0], [-1, 1], [1, 1]])
+    script = packer(graphs, [0], Layout(width=1)).verify()
+    assert script.used_tiles == 3 and script.waits.tolist() == [1, -1, -1]
+
+
 def test_kinds_have_tiles_of_their_own():
     children = [[-1, -1], [0, 0], [0, -1], [-1, 0], [1, 2]]
     graphs = Graphs.from_arrays([0, 5], children, kinds=[7, 1, 0, 1, 0])
