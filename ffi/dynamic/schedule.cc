@@ -104,19 +104,16 @@ int64_t ListScheduler::LeastTiles() {
   return least;
 }
 
-// Room for tiles up to this one.
-inline void ListScheduler::AddTiles(int64_t tile) {
-  while (tile >= static_cast<int64_t>(own_kinds_.size())) {
-    open_.resize(open_.size() + levels_.kinds, 0);
-    open_.push_back(kAll);
-    own_kinds_.resize(own_kinds_.size() + 64, 0);
-    lanes_used_.resize(own_kinds_.size(), 0);
-  }
+// Room for 64 tiles more.
+void ListScheduler::AddTiles() {
+  open_.resize(open_.size() + words_, 0);
+  open_.back() = kAll;
+  own_kinds_.resize(own_kinds_.size() + 64, 0);
+  lanes_used_.resize(own_kinds_.size(), 0);
 }
 
 // The first tile from this one on that is empty, or has room and rows of the kind.
 inline int64_t ListScheduler::FindRoom(int64_t tile, int32_t kind) {
-  const int32_t kinds = levels_.kinds;
   int64_t& full = full_words_[kind];
   int64_t word = tile / 64;
   uint64_t wanted = kAll << tile % 64;
@@ -124,8 +121,8 @@ inline int64_t ListScheduler::FindRoom(int64_t tile, int32_t kind) {
     word = full;
     wanted = kAll;
   }
-  for (const uint64_t* open = &open_[word * (kinds + 1)];; open += kinds + 1, ++word) {
-    const uint64_t room = open[kind] | open[kinds];
+  for (const uint64_t* open = &open_[word * words_];; open += words_, ++word) {
+    const uint64_t room = open[kind] | open[words_ - 1];
     if ((room & wanted) != 0) return word * 64 + std::countr_zero(room & wanted);
     full += room == 0 && word == full;
     wanted = kAll;
@@ -133,12 +130,12 @@ inline int64_t ListScheduler::FindRoom(int64_t tile, int32_t kind) {
 }
 
 inline int32_t ListScheduler::TakeLane(int64_t tile, int32_t kind) {
-  uint64_t* open = &open_[tile / 64 * (levels_.kinds + 1)];
+  uint64_t* open = &open_[tile / 64 * words_];
   const uint64_t bit = uint64_t{1} << tile % 64;
   const int32_t lane = lanes_used_[tile]++;
   if (lane == 0) {
     own_kinds_[tile] = kind;
-    open[levels_.kinds] &= ~bit;
+    open[words_ - 1] &= ~bit;
     open[kind] |= bit;
   }
   if (lane + 1 == width_) open[kind] &= ~bit;
@@ -150,30 +147,31 @@ inline int32_t ListScheduler::TakeLane(int64_t tile, int32_t kind) {
 // tiles there are.
 int64_t ListScheduler::PlaceRows(int64_t distance, int64_t least) {
   Place* const places = places_->data();
-  const int32_t *children = children_.data(), *rows = rows_.data();
-  const int64_t slots = graphs_.slots;
-  const auto first_tile = static_cast<int32_t>(tiles());
+  const int32_t *children = children_.data() + first_row_ * graphs_.slots, *rows = rows_.data();
+  const int64_t slots = graphs_.slots, first_tile = tiles();
+  const bool one_kind = levels_.kinds == 1;
   open_.clear();
   lanes_used_.clear();
   own_kinds_.clear();
+  words_ = one_kind ? 1 : levels_.kinds + 1;
   full_words_.assign(levels_.kinds, 0);
-  int64_t used = 0, behind = 0, last = least - static_cast<int64_t>(ends_.size());
+  int64_t used = 0, behind = 0, room = 0, last = least - static_cast<int64_t>(ends_.size());
   int64_t i = first_row_;
   for (const int64_t end : ends_) {
-    for (; i < end; ++i) {
-      int32_t latest = -1;
-      for (int64_t k = 0; k < slots; ++k) {
-        latest = std::max(latest, places[children[i * slots + k]].tile);
+    for (; i < end; ++i, children += slots) {
+      int64_t child = places[children[0]].tile;
+      for (int64_t k = 1; k < slots; ++k) {
+        child = std::max<int64_t>(child, places[children[k]].tile);
       }
-      const int64_t child = latest - first_tile;
+      child -= first_tile;
       const int64_t wanted = std::max(child + 1, std::min(child + distance, last));
-      const int32_t kind = KindOf(i);
-      AddTiles(behind + distance);
-      const auto tile = static_cast<int32_t>(FindRoom(child < 0 ? 0 : wanted, kind));
+      for (; room <= behind + distance; room += 64) AddTiles();
+      const int32_t kind = one_kind ? 0 : kinds_[i];
+      const int64_t tile = FindRoom(child < 0 ? 0 : wanted, kind);
       const int32_t lane = TakeLane(tile, kind);
       used += lane == 0;
-      behind = std::max<int64_t>(behind, tile + 1);
-      places[rows[i]] = {RowOf(first_tile + tile, lane), first_tile + tile};
+      behind = std::max(behind, tile + 1);
+      places[rows[i]] = {RowOf(first_tile + tile, lane), static_cast<int32_t>(first_tile + tile)};
     }
     ++last;
   }

@@ -49,7 +49,7 @@ class ListScheduler {
   void Sort(const GraphOfBatch* begin, const GraphOfBatch* end);
   int64_t LeastTiles();
   int64_t PlaceRows(int64_t distance, int64_t least);
-  void AddTiles(int64_t tile);
+  void AddTiles();
   int64_t FindRoom(int64_t tile, int32_t kind);
   int32_t TakeLane(int64_t tile, int32_t kind);
   void CloseGaps(int64_t tiles);
@@ -57,7 +57,6 @@ class ListScheduler {
   int32_t RowOf(int64_t tile, int64_t lane) const {
     return static_cast<int32_t>(tile * width_ + lane);
   }
-  int32_t KindOf(int64_t i) const { return levels_.kinds == 1 ? 0 : kinds_[i]; }
 
   const GraphArrays& graphs_;
   const GraphLevels& levels_;
@@ -73,8 +72,10 @@ class ListScheduler {
   std::vector<int64_t> ends_;
   std::vector<int32_t> lanes_;  // of each kind: lanes that its last tile has used
   // The group's tiles, counted from its first one. For 64 of them there is a word for each kind,
-  // which says what has rows of the kind and room, and one which says what is empty.
+  // which says what has rows of the kind and room, and one which says what is empty; of one kind
+  // these are one word.
   std::vector<uint64_t> open_;
+  int64_t words_ = 0;
   std::vector<int64_t> full_words_;  // of each kind: the first words, in which it has no room
   std::vector<int32_t> lanes_used_, own_kinds_;
   std::vector<Place> kept_;  // of another schedule
