@@ -52,9 +52,9 @@ def pack(graphs: Graphs, ids: Any, layout: Layout, *, form: Form | None = None) 
     >>> script
     Script(graphs=2, leaves=8, tiles=2, width=8, groups=1)
     >>> script.sources[0, :3].tolist()
-    [[0, 1], [2, 3], [4, 5]]
+    [[2, 3], [4, 5], [0, 1]]
     >>> script.leaf("word").tolist(), script.root_rows.tolist()
-    ([0, 1, 2, 3, 4, 5, -1, -1], [8, 16])
+    ([0, 1, 2, 3, 4, 5, -1, -1], [10, 16])
     """
     batches = _batches(graphs, ids)
     kinds = _check(graphs, layout, form)
