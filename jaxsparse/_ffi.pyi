@@ -172,7 +172,7 @@ def make_graphs(
     roots: Any,
     has_input: Any,
     channels: Sequence[tuple[int, bool, Any]],
-) -> tuple[Any, Any]: ...
+) -> tuple[Any, Any, Any]: ...
 def pack_graphs(
     graphs: Any,
     batches: Any,

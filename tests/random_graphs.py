@@ -43,6 +43,21 @@ def random_children(rng, rows, slots):
     return children
 
 
+def random_trees(rng, *, graphs, most_rows, slots):
+    """The arguments of `Graphs.from_arrays` for graphs whose rows have one parent or none."""
+    offsets, children = [0], []
+    for rows in rng.integers(0, most_rows + 1, graphs):
+        order, without_parent = rng.permutation(rows), []
+        tree = np.full((rows, slots), -1)
+        for row in order:
+            for k in range(min(slots, len(without_parent), rng.integers(0, slots + 2))):
+                tree[row, k] = without_parent.pop(rng.integers(len(without_parent)))
+            without_parent.append(row)
+        offsets.append(offsets[-1] + rows)
+        children.append(tree)
+    return {"offsets": np.array(offsets), "children": np.concatenate(children)}
+
+
 @st.composite
 def graph_sets(draw):
     """(graphs, a layout for them, a source of random numbers)."""

@@ -23,7 +23,7 @@ TEXT = """(3 (2 It) (4 (4 works) (2 .)))
 
 
 def assert_same(graphs, other):
-    for name in "offsets", "children", "kinds", "roots", "has_input", "levels":
+    for name in "offsets", "children", "kinds", "roots", "has_input", "levels", "tails":
         np.testing.assert_array_equal(getattr(graphs, name), getattr(other, name), name)
     assert graphs.channels == other.channels
     for channel in graphs.channels:
@@ -46,6 +46,19 @@ def test_levels(problem):
             levels[row] for row in rows_of(graphs, graph)
         ]
         assert graphs.depths[graph] == max(levels.values(), default=0)
+
+
+@settings(max_examples=30, deadline=None)
+@given(graph_sets())
+def test_tails(problem):
+    """They are the levels of the rows if parents are children."""
+    graphs, _, _ = problem
+    begin = np.repeat(graphs.offsets[:-1], graphs.lengths)
+    row, slot = np.nonzero(graphs.children >= 0)
+    turned = Graphs.from_edges(
+        graphs.offsets, child=row, parent=graphs.children[row, slot] + begin[row]
+    )
+    np.testing.assert_array_equal(graphs.tails, turned.levels)
 
 
 @settings(max_examples=15, deadline=None)
@@ -76,12 +89,13 @@ def test_from_edges(problem):
 
 
 def test_deep_graphs():
-    """Levels come without recursion, whatever the order of rows."""
+    """Levels and tails come without recursion, whatever the order of rows."""
     rows = 200_000
     chain = np.arange(rows)[:, None] + 1
     chain[-1] = -1
     graphs = Graphs.from_arrays([0, rows], chain)
     np.testing.assert_array_equal(graphs.levels, np.arange(rows)[::-1])
+    np.testing.assert_array_equal(graphs.tails, np.arange(rows))
 
 
 def test_arrays_are_copied_and_closed():

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_graphs import graph_sets, recursion, rows_of
+from random_graphs import graph_sets, random_trees, recursion, rows_of
 
 from jaxsparse import _ffi
 from jaxsparse.dynamic import Channel, Form, Graphs, Layout, pack, reference, stack
@@ -150,15 +150,79 @@ def test_graphs_are_dealt_longest_first():
     # 5 | 4 | 3 and 2, which share tiles
     assert script.group_tiles.tolist() == [0, 5, 9, 12]
     root = (script.root_rows - script.form.leaves) // 8
-    assert root.tolist() == [10, 4, 8, 11]
+    assert root.tolist() == [11, 4, 8, 11]
+
+
+# ---- Tiles ----
+
+
+def tiles_by_level(graphs, group, width):
+    """How many tiles the rows of graphs take if every level begins one."""
+    levels = np.concatenate([graphs[i].levels for i in group])
+    return sum(-(-(levels == level).sum() // width) for level in range(1, levels.max() + 1))
+
+
+@settings(max_examples=60, deadline=None)
+@given(graph_sets())
+def test_tiles_wait_for_each_other_or_are_full(problem):
+    """Of one kind no more tiles have room than there are levels; of any graphs none has no rows."""
+    graphs, layout, rng = problem
+    layout = dataclasses.replace(layout, groups=1)
+    script = pack(graphs, rng.integers(0, len(graphs), 8), layout).verify()
+    used = script.used_tiles
+    rows = (script.sources[:used] >= 0).any(-1).sum(-1)
+    assert (rows > 0).all()
+    if graphs.kind_count == 1:
+        assert used <= rows.sum() // layout.width + graphs.depths.max()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from([1, 2, 3, 8]), st.integers(1, 3))
+def test_trees_have_the_least_tiles(seed, width, slots):
+    """By Hu's theorem: behind all rows of some tail or a longer one, the tail."""
+    rng = np.random.default_rng(seed)
+    arrays = random_trees(rng, graphs=rng.integers(1, 12), most_rows=30, slots=slots)
+    graphs = Graphs.from_arrays(**arrays)
+    script = pack(graphs, range(len(graphs)), Layout(width, 1, slots)).verify()
+    tails = graphs.tails[graphs.levels > 0]
+    bounds = [-(-(tails >= tail).sum() // width) + tail for tail in np.unique(tails)]
+    assert script.used_tiles == max(bounds, default=0)
+    assert script.used_tiles <= tiles_by_level(graphs, range(len(graphs)), width)
+
+
+@pytest.mark.parametrize(("chains", "distance"), [(8, 1), (16, 2), (24, 3), (48, 6)])
+def test_rows_keep_their_distance(chains, distance):
+    """From their children, where there are rows enough to be computed between them."""
+    graphs = Graphs.from_sequences([20] * chains)
+    script = pack(graphs, range(chains), Layout(slots=1))
+    assert script.used_tiles == 20 * chains // 8
+    child = script.sources[:, :, 0] - script.form.leaves
+    behind = np.arange(script.form.tiles)[:, None] - child // 8
+    assert set(behind[child >= 0]) == {distance}
+
+
+def test_rows_leave_room_for_those_that_follow():
+    """Beside a chain that takes all tiles, rows of others keep a distance, and its own don't."""
+    graphs = Graphs.from_sequences([9, 4, 4])
+    script = pack(graphs, [0, 1, 2], Layout(slots=1))
+    rows = (script.sources[: script.used_tiles, :, 0] >= 0).sum(1)
+    assert rows.tolist() == [3, 1, 3, 1, 3, 1, 3, 1, 1]
+
+
+@pytest.mark.parametrize("packer", [pack, pack_numpy])
+def test_tiles_that_stay_empty_are_left_out(packer):
+    """Two parents would both be 2 tiles behind their child, and one of them is 3, with 1 empty."""
+    graphs = Graphs.from_arrays([0, 4], [[-1, -1], [0, 0], [-1, 1], [1, 1]])
+    script = packer(graphs, [0], Layout(width=1)).verify()
+    assert script.used_tiles == 3 and script.waits.tolist() == [1, -1, -1]
 
 
 def test_kinds_have_tiles_of_their_own():
     children = [[-1, -1], [0, 0], [0, -1], [-1, 0], [1, 2]]
     graphs = Graphs.from_arrays([0, 5], children, kinds=[7, 1, 0, 1, 0])
     script = pack(graphs, [0, 0], Layout(width=2))
-    assert script.kinds[: script.used_tiles].tolist() == [0, 1, 1, 0]
-    assert script.waits.tolist()[: script.used_tiles] == [3, 3, 3, -1]
+    assert script.kinds[: script.used_tiles].tolist() == [1, 0, 1, 0]
+    assert script.waits.tolist()[: script.used_tiles] == [3, 3, -1, -1]
     assert script.form.kinds == 2
 
 

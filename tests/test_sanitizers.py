@@ -72,7 +72,8 @@ def test_handlers(portable_kernels, tmp_path):
 
 
 def test_packer(tmp_path):
-    dynamic = [sanitized.FFI / "dynamic" / f"{x}.cc" for x in ("brackets", "graphs", "packer")]
+    parts = "brackets", "graphs", "packer", "schedule"
+    dynamic = [sanitized.FFI / "dynamic" / f"{part}.cc" for part in parts]
     test = sanitized.FFI / "tests" / "packer_test.cc"
     output = sanitized.output_of([*dynamic, test], ["-O0", f"-I{test.parent}"], tmp_path)
     assert "graphs were refused" in output

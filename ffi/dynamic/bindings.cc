@@ -58,8 +58,8 @@ struct PackableGraphs {
 
 using ChannelArray = std::tuple<int, bool, Vector<int32_t>>;  // (place, is float, numbers)
 
-// (a capsule for pack_graphs, the levels of rows), or a ValueError that names graph and row. A
-// capsule, and not a class of its own: these may live until the interpreter ends.
+// (a capsule for pack_graphs, the levels and the tails of rows), or a ValueError that names graph
+// and row. A capsule, and not a class of its own: these may live until the interpreter ends.
 nb::tuple MakeGraphs(Vector<int64_t> offsets, Matrix children, Vector<int32_t> kinds,
                      Vector<int32_t> roots, Vector<uint8_t> has_input,
                      const std::vector<ChannelArray>& channels) {
@@ -95,10 +95,11 @@ nb::tuple MakeGraphs(Vector<int64_t> offsets, Matrix children, Vector<int32_t> k
   }
   if (!levels) throw nb::value_error(error.c_str());
   graphs->levels = *std::move(levels);
-  nb::object found = ToNumpy(graphs->levels.levels);
+  nb::object row_levels = ToNumpy(graphs->levels.levels);
+  nb::object row_tails = ToNumpy(graphs->levels.tails);
   nb::capsule capsule(graphs.release(), PackableGraphs::kName,
                       [](void* p) noexcept { delete static_cast<PackableGraphs*>(p); });
-  return nb::make_tuple(capsule, found);
+  return nb::make_tuple(capsule, row_levels, row_tails);
 }
 
 // The numbers that tell forms of one set of graphs and one layout apart.

@@ -6,7 +6,7 @@
 namespace jaxsparse {
 namespace {
 
-// The packer keeps a list for each level and kind.
+// So that a bit for each tile and kind takes little memory.
 constexpr int32_t kMostKinds = 256;
 constexpr int32_t kUnknown = -1, kOnPath = -2;
 
@@ -57,6 +57,45 @@ struct Finder {
   }
 };
 
+// Rows by falling keys, which are in [0, most], and rows of one key in their order.
+void SortFalling(const std::vector<int32_t>& keys, int32_t most, std::vector<int32_t>* next,
+                 int32_t* rows) {
+  next->assign(most + 2, 0);  // of each key from most on: where its next row goes
+  for (const int32_t key : keys) ++(*next)[most - key + 1];
+  for (int32_t i = 0; i < most; ++i) (*next)[i + 1] += (*next)[i];
+  for (size_t row = 0; row < keys.size(); ++row) {
+    rows[(*next)[most - keys[row]]++] = static_cast<int32_t>(row);
+  }
+}
+
+// Finds the tails of one graph after another.
+class TailFinder {
+ public:
+  explicit TailFinder(int64_t slots) : slots_(slots) {}
+
+  // Of the rows of a graph, of which the highest level is `depth`; and their order.
+  void Find(const int32_t* children, const int32_t* levels, int64_t rows, int32_t depth,
+            int32_t* tails, int32_t* order) {
+    keys_.assign(levels, levels + rows);
+    SortFalling(keys_, depth, &next_, order);  // every row before its children
+    std::fill_n(tails, rows, 0);
+    for (int64_t i = 0; i < rows; ++i) {
+      const int64_t row = order[i];
+      for (int64_t k = 0; k < slots_; ++k) {
+        const int32_t child = children[row * slots_ + k];
+        if (child >= 0) tails[child] = std::max(tails[child], tails[row] + 1);
+      }
+    }
+    // The tail of a row that is no leaf is less than the depth.
+    for (int64_t row = 0; row < rows; ++row) keys_[row] = levels[row] == 0 ? depth : tails[row];
+    SortFalling(keys_, depth, &next_, order);
+  }
+
+ private:
+  const int64_t slots_;
+  std::vector<int32_t> keys_, next_;
+};
+
 // What is wrong with a row, or "".
 std::string Fault(const GraphArrays& graphs, int64_t graph, int64_t row) {
   const int64_t rows = graphs.Rows(graph), at = graphs.offsets[graph] + row;
@@ -84,6 +123,9 @@ std::string Fault(const GraphArrays& graphs, int64_t graph, int64_t row) {
 std::optional<GraphLevels> FindLevels(const GraphArrays& graphs, int64_t rows, std::string* error) {
   GraphLevels found;
   found.levels.assign(rows, kUnknown);
+  found.tails.resize(rows);
+  found.order.resize(rows);
+  found.tail_counts.assign(rows, 0);
   found.depths.assign(graphs.graphs, 0);
   found.computed.assign(graphs.graphs, 0);
   if (graphs.offsets[0] != 0 || graphs.offsets[graphs.graphs] != rows) {
@@ -91,6 +133,7 @@ std::optional<GraphLevels> FindLevels(const GraphArrays& graphs, int64_t rows, s
     return std::nullopt;
   }
   std::vector<int64_t> path;
+  TailFinder tails(graphs.slots);
   for (int64_t g = 0; g < graphs.graphs; ++g) {
     const int64_t begin = graphs.offsets[g], size = graphs.Rows(g), root = graphs.roots[g];
     if (size < 0 || size > std::numeric_limits<int32_t>::max() || graphs.offsets[g + 1] > rows) {
@@ -122,15 +165,12 @@ std::optional<GraphLevels> FindLevels(const GraphArrays& graphs, int64_t rows, s
       found.kinds = std::max(found.kinds, graphs.kinds[begin + row] + 1);
       found.any_input = found.any_input || graphs.has_input[begin + row];
     }
-  }
-  found.lists.resize(rows);
-  for (int64_t at = 0; at < rows; ++at) {
-    const int64_t list = (found.levels[at] - 1) * int64_t{found.kinds} + graphs.kinds[at];
-    if (list > std::numeric_limits<int32_t>::max()) {
-      *error = "there are too many levels and kinds";
-      return std::nullopt;
+    tails.Find(finder.children, finder.levels, size, found.depths[g], found.tails.data() + begin,
+               found.order.data() + begin);
+    for (int64_t row = begin; row < begin + size; ++row) {
+      if (found.levels[row] > 0)
+        ++found.tail_counts[begin + found.depths[g] - 1 - found.tails[row]];
     }
-    found.lists[at] = found.levels[at] == 0 ? -1 : static_cast<int32_t>(list);
   }
   return found;
 }

@@ -1,5 +1,4 @@
-// A set of graphs, as Python has it in arrays, and what is found out about it once: how deep every
-// row lies.
+// A set of graphs, as Python has it in arrays, and what is found out about it once.
 #pragma once
 
 #include <cstdint>
@@ -35,9 +34,14 @@ struct GraphArrays {
   int64_t Rows(int64_t graph) const { return offsets[graph + 1] - offsets[graph]; }
 };
 
+// How many rows come before each row, one after another, and how many behind it.
 struct GraphLevels {
-  std::vector<int32_t> levels;    // of each row: 0 of leaves, else 1 more than the highest child's
-  std::vector<int32_t> lists;     // of each row: (level - 1) * kinds + kind, -1 of leaves
+  std::vector<int32_t> levels;  // of each row: 0 of leaves, else 1 more than the highest child's
+  std::vector<int32_t> tails;  // of each row: 0 without parents, else 1 more than the longest one's
+  std::vector<int32_t> order;  // of each graph: its leaves, then its other rows by falling tail
+  // How many of these have each tail, from the longest on: as many numbers as the graph is deep,
+  // from where its rows begin.
+  std::vector<int32_t> tail_counts;
   std::vector<int32_t> depths;    // of each graph: its highest level
   std::vector<int32_t> computed;  // of each graph: its rows that are no leaves
   int32_t kinds = 1;              // kinds that there are

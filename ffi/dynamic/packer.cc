@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <limits>
 #include <numeric>
 
 namespace jaxsparse {
@@ -9,6 +10,9 @@ namespace {
 
 // Sizes below these are rounded up to them (LEAST in form.py).
 constexpr int64_t kLeastLeaves = 8, kLeastInputs = 8;
+
+// Rows are numbered in 32 bits.
+constexpr int64_t kMostRows = std::numeric_limits<int32_t>::max();
 
 int64_t Room(const ScriptForm& form, ChannelPlace place) {
   switch (place) {
@@ -22,6 +26,13 @@ int64_t Room(const ScriptForm& form, ChannelPlace place) {
       return form.graphs;
   }
   return 0;
+}
+
+// Asks for a part of an array ahead of its use: graphs of a batch may lie anywhere in the set.
+void Prefetch(const int32_t* data, int64_t begin, int64_t end) {
+  constexpr int64_t kLine = 64 / sizeof(int32_t);
+  for (int64_t i = begin; i < end; i += kLine) __builtin_prefetch(data + i);
+  if (begin < end) __builtin_prefetch(data + end - 1);
 }
 
 }  // namespace
@@ -74,85 +85,108 @@ int64_t WordsOf(const ScriptForm& form, const std::vector<GraphChannel>& channel
 }
 
 ScriptForm Packer::Plan(const int64_t* ids, int64_t count) {
-  ids_ = ids;
   used_ = {};
   used_.graphs = count;
   used_.width = width_;
   used_.slots = slots_;
   used_.groups = groups_;
   used_.kinds = levels_.kinds;
+  batch_.resize(count);
+  int64_t rows = 0;
+  for (int64_t b = 0; b < count; ++b) {
+    batch_[b] = {ids[b], static_cast<int32_t>(rows)};
+    const int64_t begin = graphs_.offsets[ids[b]], end = graphs_.offsets[ids[b] + 1];
+    Prefetch(levels_.order.data(), begin, end);
+    Prefetch(levels_.tail_counts.data(), begin, begin + levels_.depths[ids[b]]);
+    Prefetch(graphs_.children, begin * graphs_.slots, end * graphs_.slots);
+    rows += graphs_.Rows(ids[b]);
+    used_.leaves += LeavesOf(ids[b]);
+    if (levels_.any_input) {
+      const uint8_t* has_input = graphs_.has_input + graphs_.offsets[ids[b]];
+      used_.inputs += std::accumulate(has_input, has_input + graphs_.Rows(ids[b]), int64_t{0});
+    }
+  }
+  const int64_t computed = rows - used_.leaves;
+  if (rows > kMostRows) {  // no script has so many
+    used_.tiles = (computed + width_ - 1) / width_;
+    return used_;
+  }
+  places_.resize(rows + 1);
+  PlaceLeaves();
   DealToGroups();
-  CountRows();
-  PlaceTiles();
+  scheduler_.Begin(computed, &places_);
+  group_tiles_.assign(groups_ + 1, 0);
+  const GraphOfBatch* graph = by_group_.data();
+  for (int64_t g = 0; g < groups_; ++g) {
+    const GraphOfBatch* end = by_group_.data() + group_ends_[g];
+    scheduler_.AddGroup(graph, end);
+    graph = end;
+    group_tiles_[g + 1] = scheduler_.tiles();
+  }
+  used_.tiles = scheduler_.tiles();
   return used_;
 }
 
-// The longest graph first, each to the group with the fewest rows.
+// Leaves in the order of the batch; and the place of what is not there.
+void Packer::PlaceLeaves() {
+  int32_t leaves = 0;
+  for (const auto [graph, first] : batch_) {
+    const int32_t* order = levels_.order.data() + graphs_.offsets[graph];
+    const int64_t count = LeavesOf(graph);
+    for (int64_t i = 0; i < count; ++i) places_[first + order[i]] = {leaves++, -1};
+  }
+  places_.back() = {-1, -1};
+}
+
+// The longest graph first, each to the group with the fewest rows. Graphs of a group are in the
+// order of the batch.
 void Packer::DealToGroups() {
-  group_.assign(used_.graphs, 0);
-  if (groups_ == 1) return;
-  order_.resize(used_.graphs);
-  std::iota(order_.begin(), order_.end(), 0);
-  std::stable_sort(order_.begin(), order_.end(), [&](int64_t a, int64_t b) {
-    return levels_.computed[ids_[a]] > levels_.computed[ids_[b]];
-  });
-  load_.assign(groups_, 0);
-  for (const int64_t b : order_) {
-    const auto least = std::min_element(load_.begin(), load_.end());
-    *least += levels_.computed[ids_[b]];
-    group_[b] = static_cast<int32_t>(least - load_.begin());
-  }
-}
-
-void Packer::CountRows() {
-  first_list_.assign(groups_ + 1, 0);
-  for (int64_t b = 0; b < used_.graphs; ++b) {
-    int64_t& lists = first_list_[group_[b] + 1];
-    lists = std::max(lists, levels_.depths[ids_[b]] * int64_t{levels_.kinds});
-  }
-  std::partial_sum(first_list_.begin(), first_list_.end(), first_list_.begin());
-  counts_.assign(first_list_.back(), 0);
-  for (int64_t b = 0; b < used_.graphs; ++b) {
-    const int64_t begin = graphs_.offsets[ids_[b]], end = graphs_.offsets[ids_[b] + 1];
-    used_.leaves += end - begin - levels_.computed[ids_[b]];
-    int64_t* counts = counts_.data() + first_list_[group_[b]];
-    for (int64_t at = begin; at < end; ++at) {
-      const int32_t list = levels_.lists[at];
-      if (list >= 0) ++counts[list];
+  const int64_t count = used_.graphs;
+  group_.assign(count, 0);
+  group_ends_.assign(groups_, 0);
+  if (groups_ > 1) {
+    // Graphs with many rows have small numbers.
+    constexpr uint64_t kMost = std::numeric_limits<int32_t>::max();
+    order_.resize(count);
+    for (int64_t b = 0; b < count; ++b) {
+      const auto rows = static_cast<uint64_t>(levels_.computed[batch_[b].graph]);
+      order_[b] = (kMost - rows) << 32 | static_cast<uint64_t>(b);
     }
-    if (levels_.any_input) {
-      used_.inputs +=
-          std::accumulate(graphs_.has_input + begin, graphs_.has_input + end, int64_t{0});
+    std::sort(order_.begin(), order_.end());
+    loads_.assign(groups_, 0);
+    for (const uint64_t number : order_) {
+      const auto least = std::min_element(loads_.begin(), loads_.end());
+      const auto b = static_cast<uint32_t>(number);
+      *least += levels_.computed[batch_[b].graph];
+      group_[b] = static_cast<int32_t>(least - loads_.begin());
     }
   }
-}
-
-// Every list begins a tile.
-void Packer::PlaceTiles() {
-  next_.resize(counts_.size());
-  group_tiles_.assign(groups_ + 1, 0);
-  for (int64_t g = 0; g < groups_; ++g) {
-    for (int64_t list = first_list_[g]; list < first_list_[g + 1]; ++list) {
-      next_[list] = {static_cast<int32_t>(used_.tiles * width_), static_cast<int32_t>(used_.tiles),
-                     0};
-      used_.tiles += (counts_[list] + width_ - 1) / width_;
-    }
-    group_tiles_[g + 1] = used_.tiles;
-  }
+  for (const int32_t g : group_) ++group_ends_[g];
+  std::exclusive_scan(group_ends_.begin(), group_ends_.end(), group_ends_.begin(), int64_t{0});
+  by_group_.resize(count);
+  for (int64_t b = 0; b < count; ++b) by_group_[group_ends_[group_[b]]++] = batch_[b];
 }
 
 void Packer::Write(const ScriptForm& form, int32_t* words) {
+  for (const GraphChannel& channel : graphs_.channels) {
+    if (channel.place == ChannelPlace::kGraph) continue;
+    for (const auto [graph, first] : batch_) {
+      Prefetch(channel.data, graphs_.offsets[graph], graphs_.offsets[graph + 1]);
+    }
+  }
   std::fill_n(words, WordsOf(form, graphs_.channels), -1);
   WriteHeader(form, words);
-  WriteGroups(form, words);
-  int64_t channel_at = form.ChannelsAt();
+  std::copy(group_tiles_.begin(), group_tiles_.end(), words + form.GroupTilesAt());
+  WriteTiles(form, words + form.RecordsAt());
+  if (used_.inputs > 0) WriteInputs(form, words + form.RecordsAt());
+  WriteRoots(form, words + form.RootsAt());
+  int32_t* entries = words + form.ChannelsAt();
   for (const GraphChannel& channel : graphs_.channels) {
     const int64_t room = Room(form, channel.place);
-    if (channel.is_float) std::fill_n(words + channel_at, room, 0);
-    channel_at += PaddedSection(room);
+    if (channel.is_float) std::fill_n(entries, room, 0);
+    WriteChannel(form, channel, entries);
+    entries += PaddedSection(room);
   }
-  leaves_placed_ = inputs_placed_ = 0;
-  for (int64_t b = 0; b < used_.graphs; ++b) WriteGraph(form, b, words);
 }
 
 void Packer::WriteHeader(const ScriptForm& form, int32_t* words) const {
@@ -175,100 +209,83 @@ void Packer::WriteHeader(const ScriptForm& form, int32_t* words) const {
   set(kHeaderWords, WordsOf(form, graphs_.channels));
 }
 
-// Where groups begin, and the kind of every tile; that of padding is 0.
-void Packer::WriteGroups(const ScriptForm& form, int32_t* words) const {
-  std::copy(group_tiles_.begin(), group_tiles_.end(), words + form.GroupTilesAt());
-  int32_t* record = words + form.RecordsAt();
-  const int64_t record_words = form.RecordWords();
-  for (int64_t g = 0; g < groups_; ++g) {
-    for (int64_t list = first_list_[g]; list < first_list_[g + 1]; ++list) {
-      for (int64_t row = 0; row < counts_[list]; row += width_, record += record_words) {
-        record[kRecordKind] = static_cast<int32_t>((list - first_list_[g]) % levels_.kinds);
-      }
+// Sources of all rows; and of each tile the kind, which is 0 of padding, and for which tile it
+// waits on the way back.
+void Packer::WriteTiles(const ScriptForm& form, int32_t* records) {
+  const int64_t record_words = form.RecordWords(), slots = graphs_.slots;
+  const auto leaves = static_cast<int32_t>(form.leaves);
+  const Place* const places = places_.data();
+  waits_.assign(used_.tiles + 1, std::numeric_limits<uint32_t>::max());
+  uint32_t* const waits = waits_.data() + 1;
+  const int32_t* children = scheduler_.children().data();
+  for (const int32_t row : scheduler_.rows()) {
+    const Place place = places[row];
+    const int64_t lane = place.row - place.tile * width_;
+    int32_t* sources = records + place.tile * record_words + kRecordSources + lane * slots_;
+    for (int64_t k = 0; k < slots; ++k) {
+      const Place child = places[*children++];
+      sources[k] = RowOf(child, leaves);
+      waits[child.tile] = std::min(waits[child.tile], static_cast<uint32_t>(place.tile));
     }
   }
-  for (int64_t t = used_.tiles; t < form.tiles; ++t, record += record_words) {
-    record[kRecordKind] = 0;
+  for (int64_t t = 0; t < form.tiles; ++t) {
+    const bool is_used = t < used_.tiles;
+    records[t * record_words + kRecordKind] = is_used ? scheduler_.tile_kinds()[t] : 0;
+    if (is_used) records[t * record_words + kRecordWait] = static_cast<int32_t>(waits[t]);
   }
 }
 
-void Packer::WriteGraph(const ScriptForm& form, int64_t b, int32_t* words) {
-  first_input_ = inputs_placed_;
-  PlaceRows(form, b);
-  WriteSources(form, b, words + form.RecordsAt());
-  const int32_t root = graphs_.roots[ids_[b]];
-  if (root >= 0) words[form.RootsAt() + b] = places_[root].row;
-  WriteChannels(form, b, words);
+// Where each row's inputs are: in the order of the batch.
+void Packer::WriteInputs(const ScriptForm& form, int32_t* records) const {
+  int32_t inputs = 0;
+  for (const auto [graph, first] : batch_) {
+    const uint8_t* has_input = graphs_.has_input + graphs_.offsets[graph];
+    for (int64_t i = 0; i < graphs_.Rows(graph); ++i) {
+      if (!has_input[i]) continue;
+      const Place place = places_[first + i];
+      const int64_t lane = place.row - place.tile * width_;
+      int32_t* record = records + place.tile * form.RecordWords();
+      record[kRecordSources + width_ * slots_ + lane] = inputs++;
+    }
+  }
 }
 
-void Packer::PlaceRows(const ScriptForm& form, int64_t b) {
-  const int64_t rows = graphs_.Rows(ids_[b]);
-  const int32_t* lists = levels_.lists.data() + graphs_.offsets[ids_[b]];
-  const auto leaves = static_cast<int32_t>(form.leaves), width = static_cast<int32_t>(width_);
-  Place* const next_of_list = next_.data() + first_list_[group_[b]];
-  places_.resize(rows);
-  for (int64_t i = 0; i < rows; ++i) {
-    if (lists[i] < 0) {
-      places_[i] = {leaves_placed_++, -1, 0};
+void Packer::WriteRoots(const ScriptForm& form, int32_t* roots) const {
+  for (size_t b = 0; b < batch_.size(); ++b) {
+    const int32_t root = graphs_.roots[batch_[b].graph];
+    if (root >= 0)
+      roots[b] = RowOf(places_[batch_[b].first + root], static_cast<int32_t>(form.leaves));
+  }
+}
+
+void Packer::WriteChannel(const ScriptForm& form, const GraphChannel& channel,
+                          int32_t* entries) const {
+  const auto leaves = static_cast<int32_t>(form.leaves);
+  for (const auto [graph, first] : batch_) {
+    if (channel.place == ChannelPlace::kGraph) {
+      *entries++ = channel.data[graph];
       continue;
     }
-    Place& next = next_of_list[lists[i]];
-    places_[i] = {leaves + next.row++, next.tile, next.lane++};
-    if (next.lane == width) {
-      next.lane = 0;
-      ++next.tile;
-    }
-  }
-}
-
-// Sources of the rows of a graph, where their inputs are, and for which tile each tile waits on the
-// way back.
-void Packer::WriteSources(const ScriptForm& form, int64_t b, int32_t* records) {
-  const int64_t begin = graphs_.offsets[ids_[b]], record_words = form.RecordWords();
-  for (size_t i = 0; i < places_.size(); ++i) {
-    const auto [row, tile, lane] = places_[i];
-    if (tile < 0) continue;
-    const int64_t at = begin + static_cast<int64_t>(i);
-    int32_t* record = records + tile * record_words;
-    int32_t* sources = record + kRecordSources + lane * slots_;
-    for (int64_t k = 0; k < graphs_.slots; ++k) {
-      const int32_t child = graphs_.children[at * graphs_.slots + k];
-      if (child < 0) continue;
-      sources[k] = places_[child].row;
-      if (places_[child].tile < 0) continue;
-      int32_t& wait = records[places_[child].tile * record_words + kRecordWait];
-      if (wait < 0 || tile < wait) wait = tile;
-    }
-    if (graphs_.has_input[at]) {
-      record[kRecordSources + width_ * slots_ + lane] = inputs_placed_++;
-    }
-  }
-}
-
-void Packer::WriteChannels(const ScriptForm& form, int64_t b, int32_t* words) const {
-  const int64_t begin = graphs_.offsets[ids_[b]], rows = graphs_.Rows(ids_[b]);
-  int32_t* entries = words + form.ChannelsAt();
-  for (const GraphChannel& channel : graphs_.channels) {
+    const int64_t begin = graphs_.offsets[graph], rows = graphs_.Rows(graph);
     const int32_t* data = channel.data + begin;
+    const Place* places = places_.data() + first;
     switch (channel.place) {
       case ChannelPlace::kLeaf:
-        for (int64_t i = 0; i < rows; ++i) {
-          if (places_[i].tile < 0) entries[places_[i].row] = data[i];
+        for (int64_t i = begin; i < begin + LeavesOf(graph); ++i) {
+          *entries++ = data[levels_.order[i]];
         }
         break;
       case ChannelPlace::kRow:
-        for (int64_t i = 0; i < rows; ++i) entries[places_[i].row] = data[i];
+        for (int64_t i = 0; i < rows; ++i) entries[RowOf(places[i], leaves)] = data[i];
         break;
       case ChannelPlace::kInput:
-        for (int64_t i = 0, input = first_input_; i < rows; ++i) {
-          if (graphs_.has_input[begin + i]) entries[input++] = data[i];
+        for (int64_t i = 0; i < rows; ++i) {
+          if (graphs_.has_input[begin + i]) *entries++ = data[i];
         }
         break;
       case ChannelPlace::kGraph:
-        entries[b] = channel.data[ids_[b]];
         break;
     }
-    entries += PaddedSection(Room(form, channel.place));
   }
 }
 

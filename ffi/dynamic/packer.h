@@ -1,5 +1,5 @@
-// Makes scripts of graphs: rows by group, level and kind, each cut into tiles. The same words as
-// jaxsparse/dynamic/packing.py makes with NumPy.
+// Makes scripts of graphs, which are dealt to groups, whose rows are put into tiles (schedule.h).
+// The same words as jaxsparse/dynamic/packing.py makes with NumPy.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "dynamic/graphs.h"
+#include "dynamic/schedule.h"
 #include "dynamic/script.h"
 
 namespace jaxsparse {
@@ -30,7 +31,12 @@ class Packer {
  public:
   Packer(const GraphArrays& graphs, const GraphLevels& levels, int64_t width, int64_t slots,
          int64_t groups)
-      : graphs_(graphs), levels_(levels), width_(width), slots_(slots), groups_(groups) {}
+      : graphs_(graphs),
+        levels_(levels),
+        width_(width),
+        slots_(slots),
+        groups_(groups),
+        scheduler_(graphs, levels, width) {}
 
   // What a batch of graphs uses; ids are in range. The batch that Write is for.
   ScriptForm Plan(const int64_t* ids, int64_t count);
@@ -39,37 +45,34 @@ class Packer {
   void Write(const ScriptForm& form, int32_t* words);
 
  private:
-  // Where a row of the batch lies.
-  struct Place {
-    int32_t row;
-    int32_t tile;  // -1 of leaves
-    int32_t lane;
-  };
-
   void DealToGroups();
-  void CountRows();
-  void PlaceTiles();
+  void PlaceLeaves();
   void WriteHeader(const ScriptForm& form, int32_t* words) const;
-  void WriteGroups(const ScriptForm& form, int32_t* words) const;
-  void WriteGraph(const ScriptForm& form, int64_t b, int32_t* words);
-  void PlaceRows(const ScriptForm& form, int64_t b);
-  void WriteSources(const ScriptForm& form, int64_t b, int32_t* records);
-  void WriteChannels(const ScriptForm& form, int64_t b, int32_t* words) const;
+  void WriteTiles(const ScriptForm& form, int32_t* records);
+  void WriteInputs(const ScriptForm& form, int32_t* records) const;
+  void WriteRoots(const ScriptForm& form, int32_t* roots) const;
+  void WriteChannel(const ScriptForm& form, const GraphChannel& channel, int32_t* entries) const;
+
+  int64_t LeavesOf(int64_t graph) const { return graphs_.Rows(graph) - levels_.computed[graph]; }
+  // The number of a row in a form with room for so many leaves.
+  static int32_t RowOf(Place place, int32_t leaves) {
+    return place.row + (place.tile < 0 ? 0 : leaves);
+  }
 
   const GraphArrays& graphs_;
   const GraphLevels& levels_;
   const int64_t width_, slots_, groups_;
+  ListScheduler scheduler_;
 
-  const int64_t* ids_ = nullptr;
   ScriptForm used_;
-  std::vector<int64_t> order_, load_;  // of dealing graphs to groups
-  std::vector<int32_t> group_;         // of each graph of the batch
-  std::vector<int64_t> first_list_;    // of each group, and of one more
-  std::vector<int64_t> counts_;        // of each list: its rows
-  std::vector<Place> next_;            // of each list: its next row, counted from the leaves on
-  std::vector<int64_t> group_tiles_;   // groups + 1
-  std::vector<Place> places_;          // of the rows of one graph
-  int32_t leaves_placed_ = 0, inputs_placed_ = 0, first_input_ = 0;
+  std::vector<GraphOfBatch> batch_, by_group_;
+  std::vector<uint64_t> order_;       // of dealing graphs to groups
+  std::vector<int64_t> loads_;        // of groups: rows
+  std::vector<int32_t> group_;        // of each graph of the batch
+  std::vector<int64_t> group_ends_;   // of each group, among by_group_
+  std::vector<int64_t> group_tiles_;  // groups + 1
+  std::vector<Place> places_;         // of all rows of the batch, and of one more
+  std::vector<uint32_t> waits_;       // of leaves, and of each tile
 };
 
 }  // namespace jaxsparse

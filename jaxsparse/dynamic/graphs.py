@@ -38,6 +38,7 @@ class Graphs:
         has_input: bool ``(rows,)``: which computed rows have inputs of their own.
         any_input: whether any row has.
         levels: int32 ``(rows,)``: 0 of leaves, else 1 more than the highest of the children.
+        tails: int32 ``(rows,)``: 0 of rows without parents, else 1 more than the longest of these.
         packable: what the C++ packer knows of them.
         vocabulary: the words that numbers of a channel stand for, or None.
 
@@ -70,7 +71,7 @@ class Graphs:
             for c, numbers in self._channels.items()
         ]
         try:
-            self.packable, self.levels = _ffi.make_graphs(
+            self.packable, self.levels, self.tails = _ffi.make_graphs(
                 offsets, children, kinds, roots, has_input.view(np.uint8), described
             )
         except ValueError as error:
@@ -82,8 +83,8 @@ class Graphs:
             array.flags.writeable = False
 
     def _arrays(self) -> list[np.ndarray]:
-        own = (self.offsets, self.children, self.kinds, self.roots, self.has_input, self.levels)
-        return [*own, *self._channels.values()]
+        own = (self.offsets, self.children, self.kinds, self.roots, self.has_input)
+        return [*own, self.levels, self.tails, *self._channels.values()]
 
     # ---- Making them ----
 

@@ -1,8 +1,9 @@
-"""Packs graphs into scripts: rows by group, level and kind, each cut into tiles.
+"""Packs graphs into scripts: graphs are dealt to groups, whose rows are put into tiles.
 
 Graphs go to groups longest first, each to the group with the fewest computed rows so far. Leaves,
-and rows with inputs, are numbered in the order of the batch. The C++ packer (ffi/dynamic/packer.cc)
-is the one that is used; the one here is its reference, and makes the same words.
+and rows with inputs, are numbered in the order of the batch; schedule.py says which tile the other
+rows go to, in which they lie as they come. The C++ packer (ffi/dynamic/packer.cc) is the one that
+is used; the one here is its reference, and makes the same words.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from jaxsparse import _ffi
 from jaxsparse.dynamic.form import LEAST, SIZES, USED, VERSION, Channel, Form, bucket, difference
 from jaxsparse.dynamic.graphs import Graphs
 from jaxsparse.dynamic.layout import Layout
+from jaxsparse.dynamic.schedule import schedule
 from jaxsparse.dynamic.script import Script
 from jaxsparse.dynamic.script_verify import nearest_parents
 
@@ -50,9 +52,9 @@ def pack(graphs: Graphs, ids: Any, layout: Layout, *, form: Form | None = None) 
     >>> script
     Script(graphs=2, leaves=8, tiles=2, width=8, groups=1)
     >>> script.sources[0, :3].tolist()
-    [[0, 1], [2, 3], [4, 5]]
+    [[2, 3], [4, 5], [0, 1]]
     >>> script.leaf("word").tolist(), script.root_rows.tolist()
-    ([0, 1, 2, 3, 4, 5, -1, -1], [8, 16])
+    ([0, 1, 2, 3, 4, 5, -1, -1], [10, 16])
     """
     batches = _batches(graphs, ids)
     kinds = _check(graphs, layout, form)
@@ -122,7 +124,7 @@ def _form(
 
 def _batches(graphs: Graphs, ids: Any) -> np.ndarray:
     batches = np.asarray(ids)
-    if not np.issubdtype(batches.dtype, np.integer) and batches.size:
+    if batches.dtype.kind not in "iu" and batches.size:
         raise TypeError(f"dynamic.pack: ids must be integers, got {batches.dtype}")
     if batches.ndim < 1 or 0 in batches.shape[:-1]:
         raise ValueError(f"dynamic.pack: ids must have shape (..., batch), got {batches.shape}")
@@ -170,34 +172,39 @@ class _BatchRows:
         begin, sizes = graphs.offsets[ids], graphs.lengths[ids]
         self.base = np.repeat(np.cumsum(sizes) - sizes, sizes)  # of the row's graph in the batch
         self.at = np.arange(int(sizes.sum())) + np.repeat(begin, sizes) - self.base
-        level = graphs.levels[self.at]
-        self.is_leaf = level == 0
+        self.is_leaf = graphs.levels[self.at] == 0
         self.leaves = int(self.is_leaf.sum())
         self.has_input = graphs.has_input[self.at]
         self.inputs = int(self.has_input.sum())
         graph = np.repeat(np.arange(len(ids)), sizes)
         computed = np.bincount(graph[~self.is_leaf], minlength=len(ids))
-        group = _deal(computed, layout.groups)[graph]
-        self._place(group, level, graphs.kinds[self.at], graphs.kind_count, layout)
+        self._place(graphs, _deal(computed, layout.groups)[graph], layout)
 
-    def _place(
-        self, group: np.ndarray, level: np.ndarray, kind: np.ndarray, kinds: int, layout: Layout
-    ) -> None:
-        """Lists of rows of one group, level and kind; every list begins a tile."""
-        computed = np.flatnonzero(~self.is_leaf)
-        depth = int(level.max(initial=0))
-        key = ((group.astype(np.int64) * depth + level - 1) * kinds + kind)[computed]
-        counts = np.bincount(key, minlength=layout.groups * depth * kinds)
-        tiles = -(-counts // layout.width)
-        order = np.argsort(key, kind="stable")
-        rank = np.arange(len(key)) - (np.cumsum(counts) - counts)[key[order]]
-        first = (np.cumsum(tiles) - tiles)[key[order]] * layout.width
-        self.computed = np.full(len(level), -1)  # the number of each row among computed ones
-        self.computed[computed[order]] = first + rank
-        self.tiles = int(tiles.sum())
-        by_group = tiles.reshape(layout.groups, depth * kinds)
-        self.group_tiles = np.append(0, np.cumsum(by_group.sum(1)))
-        self.tile_kinds = np.repeat(np.arange(len(counts)) % kinds, tiles)
+    def _place(self, graphs: Graphs, group: np.ndarray, layout: Layout) -> None:
+        """The computed rows of one group after another, in tiles."""
+        child = graphs.children[self.at]
+        child = np.where(child < 0, -1, child + self.base[:, None])
+        tails, kinds = graphs.tails[self.at], graphs.kinds[self.at]
+        self.computed = np.full(len(self.at), -1)  # the number of each row among computed ones
+        self.tiles, self.group_tiles = 0, [0]
+        tile_kinds: list[np.ndarray] = []
+        for g in range(layout.groups):
+            rows = np.flatnonzero((group == g) & ~self.is_leaf)
+            rows = rows[np.argsort(-tails[rows], kind="stable")]
+            number = np.full(len(self.at) + 1, -1)  # behind all: of a child that there is none of
+            number[rows] = np.arange(len(rows))
+            children = [[c for c in own if c >= 0] for own in number[child[rows]].tolist()]
+            tile = schedule(children, tails[rows], kinds[rows], layout.width)
+            order = np.argsort(tile, kind="stable")
+            counts = np.bincount(tile)
+            lane = np.arange(len(rows)) - (np.cumsum(counts) - counts)[tile[order]]
+            self.computed[rows[order]] = (self.tiles + tile[order]) * layout.width + lane
+            of_tile = np.zeros(len(counts), np.int64)
+            of_tile[tile] = kinds[rows]
+            tile_kinds.append(of_tile)
+            self.tiles += len(counts)
+            self.group_tiles.append(self.tiles)
+        self.tile_kinds = np.concatenate(tile_kinds)
 
 
 def _deal(computed: np.ndarray, groups: int) -> np.ndarray:
