@@ -1,8 +1,6 @@
 #include "persistent/fill.h"
 
 #include <algorithm>
-#include <cstdlib>
-#include <string_view>
 
 namespace jaxsparse {
 namespace {
@@ -40,10 +38,6 @@ std::string LaunchFilled(const FillProblem& fill, const CudaLaunch& launch, void
     if (!reason.empty()) return reason;
     shape.overlaps = true;
   }
-  // For measurements: "apart" as before, "alone" without the guarantee that all blocks run at once.
-  const char* how = std::getenv("JAXSPARSE_TEAM_LAUNCH");
-  if (how != nullptr && std::string_view(how) == "apart") shape.overlaps = false;
-  if (how != nullptr && std::string_view(how) == "alone") shape.cooperative = false;
   return LaunchKernel(launch.kernel, shape, problem, launch.device, launch.stream);
 }
 
