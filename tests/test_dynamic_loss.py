@@ -93,6 +93,29 @@ def test_gradients_of_biases_are_products(of_scan):
     assert not any(n == "reduce_sum" and shape[:1] == (rows,) for n, shape in taken)
 
 
+def test_gradients_of_weights_and_bias_are_one_product():
+    """In 16 bits, and the same as by themselves."""
+    case = LossCase("every_child", 16, jnp.bfloat16, graphs=5, rows=7)
+    weights, carry, xs, bias, head = case.operands
+    operands = weights, carry, xs, bias.astype(jnp.bfloat16), head
+
+    def gradient(implementation):
+        return jax.grad(functools.partial(case.loss, implementation=implementation))
+
+    joined, apart = (gradient(implementation) for implementation in (None, "xla"))
+    shapes = [
+        [v.aval.shape for e in equations(jax.make_jaxpr(f)(operands).jaxpr) for v in e.invars]
+        for f in (joined, apart)
+    ]
+    columns = case.script.form.computed, 3 * 16 + 8  # of 3 children, and of ones
+    assert columns in shapes[0] and columns not in shapes[1]
+    got, expected = (jax.jit(f)(operands) for f in (joined, apart))
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        assert a.dtype == b.dtype and a.shape == b.shape
+        a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
+        assert np.abs(a - b).max() <= 0.02 * np.abs(b).max()
+
+
 def test_labels():
     """None at all, one that is no class, and NaN in padding."""
     case = LossCase("tree_lstm", 8, jnp.float32, graphs=7, rows=7)
