@@ -26,7 +26,7 @@ from benchmarks.dynamic import (
     report,
     selection,
 )
-from benchmarks.dynamic.batches import Scripts
+from benchmarks.dynamic.batches import Scripts, stacked
 from benchmarks.dynamic.cases import DynamicCase, are_compiled
 from benchmarks.dynamic.implementations import IMPLEMENTATIONS
 from benchmarks.panels import panels
@@ -210,6 +210,21 @@ def test_steps_end_to_end():
         case = DynamicCase(problem, IMPLEMENTATIONS["levels-8"], "float32", ())
         check = case.check(passed)
         assert check.relative_error <= check.limit and check.checked == 2
+
+
+def test_batches_that_are_sent_are_those_of_the_check():
+    """By `prefetch`, several steps at a time; a check has them packed in one call."""
+    problem = small("tree_lstm", batch=16, steps=12)  # in two groups of six
+    way = programs.Way(Scripts(8), lambda problem, dtype: problem.net.loss)
+    for steps in problem.groups():
+        calls, room = programs._calls(steps), way.batches.room(problem, steps)
+        assert [len(call) for call in calls] == [6]
+        sent = list(programs._sent(problem, way, calls * 2, room))
+        expected = stacked(way.batches, problem, steps, 6, room)
+        assert len(sent) == 2
+        for batch in sent:
+            assert jax.tree.structure(batch) == jax.tree.structure(expected)
+            np.testing.assert_array_equal(batch.script.words, expected.script.words)
 
 
 def test_a_wrong_result_is_seen():
