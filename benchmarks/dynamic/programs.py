@@ -278,7 +278,7 @@ def end_to_end_program(problem: Problem, dtype: str, passed: str, way: Way) -> B
 
 
 def _calls(steps: Sequence[np.ndarray]) -> list[Sequence[np.ndarray]]:
-    """Steps cut into as few dispatches of equally many as `TOGETHER` lets."""
+    """The steps of each dispatch: as many of all, and as many as can be up to `TOGETHER`."""
     each = max(n for n in range(1, TOGETHER + 1) if len(steps) % n == 0)
     return [steps[i : i + each] for i in range(0, len(steps), each)]
 

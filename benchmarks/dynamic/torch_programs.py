@@ -1,6 +1,6 @@
 """Trees by levels in PyTorch: all rows of a level at once, as DGL's Tree-LSTM runs them.
 
-Scripts are packed with tiles so wide that each level is one, and are on the GPU beforehand.
+Indices of the rows of each level are on the GPU beforehand.
 """
 
 from __future__ import annotations

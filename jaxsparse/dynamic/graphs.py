@@ -38,7 +38,7 @@ class Graphs:
         has_input: bool ``(rows,)``: which computed rows have inputs of their own.
         any_input: whether any row has.
         levels: int32 ``(rows,)``: 0 of leaves, else 1 more than the highest of the children.
-        tails: int32 ``(rows,)``: 0 of rows without parents, else 1 more than the longest of these.
+        tails: int32 ``(rows,)``: 0 of rows without parents, else 1 more than the longest of theirs.
         packable: what the C++ packer knows of them.
         vocabulary: the words that numbers of a channel stand for, or None.
 

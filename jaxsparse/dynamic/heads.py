@@ -125,9 +125,9 @@ def cotangents_of_logits(logits: Any, labels: Any) -> Any:
 
 def mean_of(losses: Any, labels: Any) -> Any:
     """The mean of the losses of rows that have labels, 0 if none has."""
-    return jnp.sum(losses) / jnp.maximum(labelled(labels, losses.dtype), 1)
+    return jnp.sum(losses) / jnp.maximum(count_labels(labels, losses.dtype), 1)
 
 
-def labelled(labels: Any, dtype: Any) -> Any:
+def count_labels(labels: Any, dtype: Any) -> Any:
     """How many rows have labels."""
     return count(labels != -1).astype(dtype)

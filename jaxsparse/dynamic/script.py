@@ -296,19 +296,19 @@ class Script:
         )
 
 
-_COUNTED = 128  # entries whose count is a number of its own, of an array of more than 8 times that
+_PART = 128  # entries that are counted together, where there are more than 8 such parts
 
 
 def count(chosen: Any) -> Any:
     """How many of an array (entries,) of bools are true.
 
-    In one sum XLA has a GPU make it in a single block, and with it all that is computed of the same
-    entries, as the losses of rows.
+    A long array is counted in parts. XLA would make a single sum in one block of a GPU, and with it
+    all else that is computed of the same entries, such as the losses of rows.
     """
     entries = chosen.shape[0]
-    if entries <= 8 * _COUNTED:
+    if entries <= 8 * _PART:
         return chosen.sum()
-    parts = jnp.pad(chosen, (0, -entries % _COUNTED)).reshape(-1, _COUNTED).sum(1)
+    parts = jnp.pad(chosen, (0, -entries % _PART)).reshape(-1, _PART).sum(1)
     return jax.lax.optimization_barrier(parts).sum()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxsparse.batching import over_batch
-from jaxsparse.dynamic.heads import cotangents_of_logits, labelled, logits_of, losses_of
+from jaxsparse.dynamic.heads import cotangents_of_logits, count_labels, logits_of, losses_of
 from jaxsparse.dynamic.loss_primitive.operands import Results, joined_results, split
 from jaxsparse.dynamic.loss_primitive.steps import steps_of
 from jaxsparse.dynamic.primitive import Operands, scan_bind
@@ -70,6 +70,7 @@ def _losses(*operands: Any, binder: Callable[..., Any], **params: Any) -> list[A
     )
     rows = labelled_rows(x, made.states)
     logits = logits_of(rows, x.head_weights, x.head_bias, params["precision"])
+    total = jnp.sum(losses_of(logits, x.labels))
     of_logits = cotangents_of_logits(logits, x.labels)
     of_states = logits_of(
         of_logits, x.head_weights.T, jnp.zeros((), of_logits.dtype), params["precision"]
@@ -86,7 +87,7 @@ def _losses(*operands: Any, binder: Callable[..., Any], **params: Any) -> list[A
     return joined_results(
         Results(
             jnp.sum(of_logits, 0),
-            jnp.stack([jnp.sum(losses_of(logits, x.labels)), labelled(x.labels, logits.dtype)]),
+            jnp.stack([total, count_labels(x.labels, logits.dtype)]),
             of_logits,
             of_states[:leaves, None],
             made.states,

@@ -70,8 +70,8 @@ def jvp(primals: Any, tangents: Any, **params: Any) -> Any:
             saved = [parts_of(again, tangent.saved.products), *saved]
         shift, reached = [], None
         if dweights is not None:
-            # The children's states are gathered in the gradient, not kept. They were not gathered
-            # before, so nothing has to be kept from being computed once.
+            # The children's states are gathered in the gradient, not kept. Nothing else gathers
+            # them, so there is no other result that XLA could keep instead.
             gathering = jax.checkpoint(of_all, prevent_cse=False)
             of_rows, reached = gathering(dweights, states, dbias)
             shift = [of_rows]

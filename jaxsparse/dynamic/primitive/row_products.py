@@ -65,7 +65,7 @@ def products_of_rows(
 def bias_of_products(
     inputs: Sequence[Any], active: Sequence[int], params: dict[str, Any]
 ) -> int | None:
-    """The active input that `products_of_rows` should take as bias, with a change of the weights.
+    """The active input that `products_of_rows` should take as bias, if the weights change, or None.
 
     Its gradient is the sum of the products' cotangents. In 16 bits, where a product has sums in
     float32, this is a few columns more of the product for the gradient of the weights, which reads
@@ -114,8 +114,8 @@ def _gathered(
     children = rows.at[child_rows(script)].get(mode="promise_in_bounds")
     x = children.reshape(form.computed, -1)
     if bias is not None:
-        # The bias is a row of the weights, for a child whose state is 1.
-        # XLA reads and writes several numbers at a time where they are in one block of the columns.
+        # The bias is one more row of the weights, whose column of the states is 1. Columns are added
+        # in blocks, in which XLA reads and writes several numbers at a time.
         blocks = x.reshape(form.computed, -1, _ONES)
         x = jnp.pad(blocks, [(0, 0), (0, 1), (0, 0)], constant_values=1).reshape(len(x), -1)
         row = bias.reshape(1, 1, -1).astype(weights.dtype)
