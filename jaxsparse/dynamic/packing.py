@@ -1,9 +1,10 @@
 """Packs graphs into scripts: graphs are dealt to groups, whose rows are put into tiles.
 
 Graphs go to groups longest first, each to the group with the fewest computed rows so far. Leaves,
-and rows with inputs, are numbered in the order of the batch; schedule.py says which tile the other
-rows go to, in which they lie as they come. The C++ packer (ffi/dynamic/packer.cc) is the one that
-is used; the one here is its reference, and makes the same words.
+and what rows have as inputs, are numbered in the order of the batch. schedule.py says which tile a
+computed row goes to; those of a tile are in the order in which they were put there. The C++ packer
+(ffi/dynamic/packer.cc) is the one that is used; the one here is its reference, and makes the same
+words.
 """
 
 from __future__ import annotations

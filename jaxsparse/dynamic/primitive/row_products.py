@@ -114,8 +114,8 @@ def _gathered(
     children = rows.at[child_rows(script)].get(mode="promise_in_bounds")
     x = children.reshape(form.computed, -1)
     if bias is not None:
-        # The bias is one more row of the weights, whose column of the states is 1. Columns are added
-        # in blocks, in which XLA reads and writes several numbers at a time.
+        # The bias is one more row of the weights, whose column of the states is 1. Columns are
+        # added in blocks, in which XLA reads and writes several numbers at a time.
         blocks = x.reshape(form.computed, -1, _ONES)
         x = jnp.pad(blocks, [(0, 0), (0, 1), (0, 0)], constant_values=1).reshape(len(x), -1)
         row = bias.reshape(1, 1, -1).astype(weights.dtype)
