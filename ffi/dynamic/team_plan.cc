@@ -21,7 +21,7 @@ constexpr double kExchangeOfKilobyte = 0.015;
 constexpr double kClocksOfMma = 2.4;              // on a multiprocessor, of 16 x 8 x 16
 constexpr double kOverheadOfFma = 1.3;            // what sums over lanes and loads of states add
 constexpr double kStep = 0.2, kStepOfItem = 0.4;  // sums and the pointwise step of a tile
-constexpr double kSums = 0.1;                    // what rows emit, added to their sources
+constexpr double kSums = 0.1;                     // what rows emit, added to their sources
 constexpr double kSecondSet = 0.1;                // what a tile that waits takes longer by two sets
 constexpr double kLatency = 0.4;   // of a load from the L2 cache, and those behind it
 constexpr double kBesides = 0.05;  // what a tile takes that waits for nothing

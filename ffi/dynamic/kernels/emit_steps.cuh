@@ -52,7 +52,8 @@ class EmitSteps {
     const bool has_one_group = p.groups <= Plan::kScans;
     const int cleared = has_one_group ? first.end - first.first : kSizes.window;
 #pragma unroll
-    for (int n = 0; n < kItems; ++n) Settle(p, n, cleared < kSizes.window ? cleared : kSizes.window);
+    for (int n = 0; n < kItems; ++n)
+      Settle(p, n, cleared < kSizes.window ? cleared : kSizes.window);
   }
 
   __device__ __forceinline__ void Run(const GraphScanProblem& p) {
