@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_graphs import graph_sets, random_trees, recursion, rows_of
 
-from jaxsparse import _ffi
+from jaxsparse import H200, _ffi
+from jaxsparse.device import lowered_for
 from jaxsparse.dynamic import Channel, Form, Graphs, Layout, pack, reference, stack
 from jaxsparse.dynamic.form import LEAST, bucket
 from jaxsparse.dynamic.packing import pack_numpy
@@ -318,7 +319,9 @@ def test_forms():
 
 
 def test_layouts():
-    assert [Layout.plain(b).width for b in (0, 1, 8, 9, 16, 17, 4096)] == [8, 8, 8, 16, 16, 32, 32]
+    batches, cpu = (0, 1, 8, 9, 16, 17, 4096), lowered_for("cpu")
+    assert [Layout.plain(b, device=cpu).width for b in batches] == [8, 8, 8, 16, 16, 32, 32]
+    assert [Layout.plain(b, device=H200).width for b in batches] == [8, 8, 32, 32, 32, 32, 128]
     assert Layout.plain(3, slots=1) == Layout(8, 1, 1)
     with pytest.raises(ValueError, match=r"dynamic\.Layout: width must be >= 1, got 0"):
         Layout(width=0)
