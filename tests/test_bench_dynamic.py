@@ -26,7 +26,7 @@ from benchmarks.dynamic import (
     report,
     selection,
 )
-from benchmarks.dynamic.batches import Scripts, stacked
+from benchmarks.dynamic.batches import Scripts, pack_levels, stacked
 from benchmarks.dynamic.cases import DynamicCase, are_compiled
 from benchmarks.dynamic.implementations import IMPLEMENTATIONS
 from benchmarks.panels import panels
@@ -157,7 +157,7 @@ RUN = {
     "tree_lstm": ("jaxsparse", "levels-8", "loop-8"),
     "lstm": ("padded",),
     "bilstm": ("padded", "padded-jaxsparse"),
-    "bilstm_letters": ("jaxsparse", "levels-8"),
+    "bilstm_letters": ("jaxsparse", "tiles-8"),
     "td_rnn": ("levels-8",),
     "multiplier_3": ("levels-8",),
 }
@@ -207,7 +207,7 @@ def test_steps_end_to_end():
     """Steps whose batches come from the host add what the reference does."""
     problem = small("td_rnn", steps=2)  # in two groups
     for passed in ("forward", "training", "end_to_end"):
-        case = DynamicCase(problem, IMPLEMENTATIONS["levels-8"], "float32", ())
+        case = DynamicCase(problem, IMPLEMENTATIONS["tiles-8"], "float32", ())
         check = case.check(passed)
         assert check.relative_error <= check.limit and check.checked == 2
 
@@ -217,7 +217,7 @@ def test_batches_that_are_sent_are_those_of_the_check():
     problem = small("tree_lstm", batch=16, steps=12)  # in two groups of six
     way = programs.Way(Scripts(8), lambda problem, dtype: problem.net.loss)
     for steps in problem.groups():
-        calls, room = programs._calls(steps), way.batches.room(problem, steps)
+        calls, room = programs._calls(steps, 8), way.batches.room(problem, steps)
         assert [len(call) for call in calls] == [6]
         sent = list(programs._sent(problem, way, calls * 2, room))
         expected = stacked(way.batches, problem, steps, 6, room)
@@ -285,15 +285,28 @@ def test_programs_of_the_next_problems_are_built_by_threads_that_would_be_idle(m
     assert not are_compiled(last)  # nothing was left to build
 
 
+def test_levels_begin_tiles():
+    """Levels are cut into as few tiles as each of them takes, which list scheduling undercuts."""
+    graphs = small("tree_lstm").graphs
+    every, layout = range(len(graphs)), dynamic.Layout(4)
+    script = pack_levels(graphs, every, layout).verify()
+    counts = np.bincount(graphs.levels[graphs.levels > 0])
+    assert int(script.used_tiles) == int(sum(-(-counts // 4)))
+    assert int(dynamic.pack(graphs, every, layout).used_tiles) < int(script.used_tiles)
+    both = small("bilstm").graphs  # of two kinds
+    assert pack_levels(both, [0, len(both) - 1], dynamic.Layout(4, slots=1)).verify().kinds.any()
+
+
 def test_weights_are_counted():
     """Two reads of all weights a tile; of a kernel, two launches of each team."""
     problem = small("tree_lstm", batch=1)
     copy = 2 * 5 * 8 * 8 * 4
     (step,) = problem.groups()[0]
-    script = pack_numpy(problem.graphs, step, dynamic.Layout(8))
-    found = counted.weight_bytes(problem, "levels-8", "float32", "gradient")
-    assert found == 2 * copy * int(script.used_tiles)
-    assert counted.weight_bytes(problem, "levels-8", "float32", "pack") == found
+    for name, packer in (("tiles-8", pack_numpy), ("levels-8", pack_levels)):
+        script = packer(problem.graphs, step, dynamic.Layout(8))
+        found = counted.weight_bytes(problem, name, "float32", "gradient")
+        assert found == 2 * copy * int(script.used_tiles)
+        assert counted.weight_bytes(problem, name, "float32", "pack") == found
     large = replace(problem, hidden=256)
     teams = Scripts(teams="bfloat16").layout(large).groups
     found = counted.weight_bytes(large, "jaxsparse-teams", "bfloat16", "training")

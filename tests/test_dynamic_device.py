@@ -175,7 +175,7 @@ def test_layouts_have_a_group_for_each_team():
     assert dynamic.Layout.teams(weights, 1200, device=half).groups == 4
     assert dynamic.Layout.choose(weights, 64, 1200, device=H200) == layout
     narrow = jax.ShapeDtypeStruct((500, 1250), jnp.bfloat16)  # 250 units are no multiple of 8
-    assert dynamic.Layout.choose(narrow, 64, 1200, device=H200) == dynamic.Layout.plain(64)
+    assert dynamic.Layout.choose(narrow, 64, 1200, device=H200) == dynamic.Layout(64)
     with pytest.raises(ValueError, match=r"no kernel takes these weights: .* don't fit"):
         dynamic.Layout.teams(jax.ShapeDtypeStruct((8192, 20480), "bfloat16"), 9, device=H200)
     with pytest.raises(ValueError, match=r"must be \(K h, P h\) with K = 3, got \(512, 1280\)"):
@@ -196,7 +196,7 @@ def test_layouts_have_a_group_for_each_team():
     for none in None, (None, None):
         with pytest.raises(ValueError, match="no kernel yet for cells without products"):
             dynamic.Layout.teams(none, 9)
-        assert dynamic.Layout.choose(none, 4, 9, device=H200) == dynamic.Layout.plain(4)
+        assert dynamic.Layout.choose(none, 4, 9, device=H200) == dynamic.Layout(8)
     with pytest.raises(ValueError, match=r"Layout\.choose: .* of one kind of rows at least"):
         dynamic.Layout.choose((), 4, 9)
     sparse = CSR.fromdense(np.eye(80, 32, dtype=np.float32))  # (P h, K h) of 16 units

@@ -13,6 +13,7 @@ from benchmarks.dynamic import datasets
 from benchmarks.dynamic.models import Batch, letter_units
 from benchmarks.dynamic.problems import Problem
 from jaxsparse import dynamic
+from jaxsparse.dynamic.packing import pack_numpy
 
 Room = Any
 """What the batches of some steps need at most, so that they have one form."""
@@ -32,6 +33,32 @@ class Batches(Protocol):
 
 
 Packer = Callable[..., dynamic.Script]
+
+
+def pack_levels(
+    graphs: dynamic.Graphs, ids: Any, layout: dynamic.Layout, *, form: dynamic.Form | None = None
+) -> dynamic.Script:
+    """A script whose tiles are those of one level after another, as a loop over levels has them."""
+    return pack_numpy(graphs, ids, layout, form=form, scheduler=_by_levels)
+
+
+def _by_levels(
+    children: Sequence[Sequence[int]], tails: np.ndarray, kinds: np.ndarray, width: int
+) -> np.ndarray:
+    """The tile of each row: those of a level and a kind are next to each other."""
+    level: list[int] = []
+    for own in children:
+        level.append(1 + max((level[row] for row in own), default=-1))
+    if not level:
+        return np.zeros(0, np.int64)
+    lists, of_row = np.unique(np.stack([level, kinds]), axis=1, return_inverse=True)
+    of_row = of_row.reshape(-1)
+    counts = np.bincount(of_row, minlength=lists.shape[1])
+    order = np.argsort(of_row, kind="stable")
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order)) - (np.cumsum(counts) - counts)[of_row[order]]
+    tiles = -(-counts // width)
+    return (np.cumsum(tiles) - tiles)[of_row] + rank // width
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import functools
 
-from benchmarks.dynamic.batches import Scripts
+from benchmarks.dynamic.batches import Scripts, pack_levels
 from benchmarks.dynamic.problems import Problem
 from benchmarks.run import if_known
+from jaxsparse import dynamic
 
 _ITEM = {"bfloat16": 2}
 _RUNS = {"forward": 1, "gradient": 2, "training": 2, "end_to_end": 2, "pack": 2}
@@ -29,7 +30,10 @@ def weight_bytes(problem: Problem, implementation: str, dtype: str, passed: str)
     if implementation in ("jaxsparse-teams", "jaxsparse-loss"):
         return _teams(problem, dtype, runs * copy)
     width = _width(implementation)
-    return None if width is None else runs * _tiles(problem, width) * copy
+    if width is None:
+        return None
+    by_levels = implementation.startswith(("levels", "loop"))
+    return runs * _tiles(problem, width, by_levels) * copy
 
 
 def _teams(problem: Problem, dtype: str, loads: int) -> float | None:
@@ -43,13 +47,14 @@ def _width(implementation: str) -> int | None:
     if implementation == "jaxsparse":
         return 0
     kind, _, width = implementation.partition("-")
-    return int(width.partition("-")[0]) if kind in ("levels", "loop", "width") else None
+    return int(width.partition("-")[0]) if kind in ("levels", "loop", "tiles", "width") else None
 
 
 @functools.lru_cache(maxsize=64)
-def _tiles(problem: Problem, width: int) -> float:
+def _tiles(problem: Problem, width: int, by_levels: bool) -> float:
     """That a step has in the mean."""
-    batches, total, steps = Scripts(width or None), 0, 0
+    batches = Scripts(width or None, packer=pack_levels if by_levels else dynamic.pack)
+    total = steps = 0
     for group in problem.groups():
         for step in group:
             script = batches.packer(problem.graphs, problem.ids(step), batches.layout(problem))

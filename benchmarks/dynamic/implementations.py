@@ -10,8 +10,8 @@ from typing import Any
 import jax
 
 from benchmarks.dynamic import levels, models, padded, programs, torch_programs
-from benchmarks.dynamic.batches import Packer, Scripts
-from benchmarks.dynamic.problems import COMPUTED, PASSES, Problem
+from benchmarks.dynamic.batches import Packer, Scripts, pack_levels
+from benchmarks.dynamic.problems import COMPUTED, PASSES, TRAINED, Problem
 from benchmarks.dynamic.programs import Built, Way
 from benchmarks.peer_programs import needs_gpu, needs_torch
 from benchmarks.recurrent.table import always
@@ -158,11 +158,13 @@ def _unroll(unroll: int | None) -> int:
     return _UNROLLED.get(jax.default_backend(), 8) if unroll is None else unroll
 
 
-def _peer_way(scan: Callable[..., Any], width: int, unroll: int | None) -> Way:
+def _peer_way(
+    scan: Callable[..., Any], width: int, unroll: int | None, packer: Packer = pack_levels
+) -> Way:
     def loss(problem: Problem, dtype: str) -> Any:
         return _level_loss(problem, dtype, scan=scan, unroll=_unroll(unroll))
 
-    return Way(Scripts(width), loss)
+    return Way(Scripts(width, packer=packer), loss)
 
 
 def _fits(width: int) -> Callable[[Problem], bool]:
@@ -179,7 +181,22 @@ def _levels(width: int, unroll: int | None = None) -> Implementation:
     name = f"levels-{width}" + ("" if unroll is None else f"-unroll{unroll}")
     way = _peer_way(levels.level_scan, width, unroll)
     build = functools.partial(_build, way)
-    return Implementation(name, "levels by hand", build, takes=_fits(width), usual=unroll is None)
+    return Implementation(
+        name,
+        "levels by hand",
+        build,
+        passes=tuple(passed for passed in PASSES if passed != "end_to_end"),
+        takes=_fits(width),
+        usual=unroll is None,
+    )
+
+
+def _tiles(width: int) -> Implementation:
+    """The loop of `_levels` over the tiles of `dynamic.pack`, which plain JAX has not."""
+    way = _peer_way(levels.level_scan, width, None, dynamic.pack)
+    return Implementation(
+        f"tiles-{width}", "our tiles by hand", functools.partial(_build, way), takes=_fits(width)
+    )
 
 
 def _loop(width: int) -> Implementation:
@@ -188,7 +205,7 @@ def _loop(width: int) -> Implementation:
         f"loop-{width}",
         "loop, JAX's gradient",
         functools.partial(_build, way),
-        passes=COMPUTED,
+        passes=TRAINED,
         takes=_fits(width),
         sums_weights="step by step",
     )
@@ -239,6 +256,7 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
         ),
         *_variations(),
         *map(_levels, (8, 32, 64, 128, 256)),
+        *map(_tiles, (8, 32, 64, 128, 256)),
         *(_levels(width, 1) for width in (8, 64)),
         *map(_loop, (8, 64)),
         _padded("padded", "padded, jax.lax.scan", ours=False),

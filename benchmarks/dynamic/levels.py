@@ -1,7 +1,7 @@
 """Scans over graphs in plain JAX, as a user would write them: a loop over tiles of rows.
 
 `level_scan` has its derivative written by hand: a loop backwards, and one product for the gradient
-of the weights. `looped_scan` leaves it to JAX. Both take the scripts that `jaxsparse` packs.
+of the weights. `looped_scan` leaves it to JAX. Both take scripts, whose tiles may be cut by levels.
 """
 
 from __future__ import annotations

@@ -12,7 +12,10 @@ import numpy as np
 from benchmarks.dynamic.models import MODELS, Model, Sizes, circuit_model, example_ids
 from jaxsparse import dynamic
 
-COMPUTED = ("forward", "gradient", "training", "end_to_end")
+TRAINED = ("forward", "gradient", "training")
+"""Passes on the device."""
+
+COMPUTED = (*TRAINED, "end_to_end")
 """Passes that give a result."""
 
 PASSES = (*COMPUTED, "pack", "copy", "dispatch")
@@ -57,7 +60,7 @@ class Problem:
     @property
     def rounds(self) -> int:
         """How often a run from the host takes all steps, so that its start matters little."""
-        return 1 if self.steps <= min(STEPS.values()) else 4
+        return 1 if self.steps <= min(STEPS.values()) else max(4, 64 // self.batch)
 
     @property
     def net(self) -> Model:
@@ -188,13 +191,12 @@ def _batches(suite: str, model: str, batches: Sequence[int], **more: object) -> 
     return tuple(Problem(suite, model, batch, **fields) for batch in batches)  # type: ignore[arg-type]
 
 
-_TRAINED = ("forward", "gradient", "training")
 _OTHERS = {"bilstm": 256, "bilstm_letters": 256, "td_rnn": 512, "td_lstm": 256, "rvnn": 512}
 _SIX = {"tree_lstm": 256, **_OTHERS}
 
 
 def _circuits(names: Sequence[str]) -> tuple[Problem, ...]:
-    return tuple(Problem("circuits", name, 1, 64, steps=8, passes=_TRAINED) for name in names)
+    return tuple(Problem("circuits", name, 1, 64, steps=8, passes=TRAINED) for name in names)
 
 
 SUITES: dict[str, Suite] = {
@@ -204,7 +206,7 @@ SUITES: dict[str, Suite] = {
         unit="trees",
     ),
     "packed": Suite(
-        _batches("packed", "lstm", (1, 16, 64, 128), passes=_TRAINED),
+        _batches("packed", "lstm", (1, 16, 64, 128), passes=TRAINED),
         "LSTM of 256 units over sentences without padding, beside padded ones",
         unit="sentences",
     ),

@@ -34,7 +34,7 @@ ARRAYS = {"tf32": "float32"}
 """The dtype of arrays, where it is another."""
 
 TOGETHER = 8
-"""Steps of one dispatch, at most, where they come from the host."""
+"""Steps of one dispatch, at most, where they come from the host; more of them if they are small."""
 
 Arrays = tuple[np.ndarray, ...]
 
@@ -235,7 +235,8 @@ def end_to_end_program(problem: Problem, dtype: str, passed: str, way: Way) -> B
     works on the steps before.
     """
     batches, rounds = way.batches, problem.rounds
-    calls = [(_calls(steps), batches.room(problem, steps)) for steps in problem.groups()]
+    most = max(TOGETHER, 64 // problem.batch)
+    calls = [(_calls(steps, most), batches.room(problem, steps)) for steps in problem.groups()]
     step = _step(problem, way, dtype, "training")
 
     def several(state: training.State, every: Any) -> training.State:
@@ -277,9 +278,9 @@ def end_to_end_program(problem: Problem, dtype: str, passed: str, way: Way) -> B
     return Built(_program(timed, lambda: (start,)), checked, compile_s)
 
 
-def _calls(steps: Sequence[np.ndarray]) -> list[Sequence[np.ndarray]]:
-    """The steps of each dispatch: as many of all, and as many as can be up to `TOGETHER`."""
-    each = max(n for n in range(1, TOGETHER + 1) if len(steps) % n == 0)
+def _calls(steps: Sequence[np.ndarray], most: int) -> list[Sequence[np.ndarray]]:
+    """The steps of each dispatch: as many of all, and as many as can be up to ``most``."""
+    each = max(n for n in range(1, most + 1) if len(steps) % n == 0)
     return [steps[i : i + each] for i in range(0, len(steps), each)]
 
 

@@ -14,7 +14,9 @@ import jax.numpy as jnp
 
 from benchmarks.dynamic.models import Params
 
-RATE = 1.0
+RATE = 0.125
+"""Small, so that what a step rounds does not grow in the next ones."""
+
 Loss = Callable[[Params, Any, Any], tuple[Any, Any]]
 """(parameters but for the table, embedded words, batch) to the loss and logits."""
 

@@ -8,12 +8,15 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <atomic>
+#include <exception>
 #include <limits>
 #include <memory>
 #include <new>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -116,6 +119,33 @@ Words AllocateWords(int64_t count) {
       static_cast<int32_t*>(::operator new[](count * sizeof(int32_t), AlignedDelete::kAlignment)));
 }
 
+// Calls f(i) for batches 0 to count - 1, by several threads if they have rows enough.
+template <typename F>
+void ForEachBatch(size_t count, int64_t rows, const F& f) {
+  constexpr int64_t kRowsOfThread = 4096;  // which take as long as some ten starts of a thread
+  constexpr int64_t kMostThreads = 8;
+  const int64_t cores = std::max<int64_t>(1, std::thread::hardware_concurrency());
+  const auto threads = static_cast<size_t>(
+      std::min({cores, kMostThreads, static_cast<int64_t>(count), 1 + rows / kRowsOfThread}));
+  std::atomic<size_t> next = 0;
+  std::vector<std::exception_ptr> failures(threads);  // of memory that there is none of
+  const auto work = [&](size_t thread) {
+    try {
+      for (size_t i = next++; i < count; i = next++) f(i);
+    } catch (...) {
+      failures[thread] = std::current_exception();
+    }
+  };
+  {
+    std::vector<std::jthread> others;
+    for (size_t i = 1; i < threads; ++i) others.emplace_back(work, i);
+    work(0);
+  }
+  for (const std::exception_ptr& failure : failures) {
+    if (failure) std::rethrow_exception(failure);
+  }
+}
+
 // Packs batches, all of one size, in one form: the given one, or one with room for each of them.
 // False, and an error, where one does not fit.
 bool PackAll(const PackableGraphs& graphs, const Batches& batches, int64_t width, int64_t slots,
@@ -124,15 +154,19 @@ bool PackAll(const PackableGraphs& graphs, const Batches& batches, int64_t width
   const auto size = static_cast<int64_t>(batches.shape(1));
   const size_t count = batches.shape(0);
   std::vector<Packer> packers(count, Packer(graphs.arrays, graphs.levels, width, slots, groups));
+  int64_t rows = 0;
+  for (size_t i = 0; i < batches.size(); ++i) rows += graphs.arrays.Rows(batches.data()[i]);
+  std::vector<ScriptForm> used(count);
+  ForEachBatch(count, rows,
+               [&](size_t i) { used[i] = packers[i].Plan(batches.data() + i * size, size); });
   for (size_t i = 0; i < count; ++i) {
-    const ScriptForm used = packers[i].Plan(batches.data() + i * size, size);
     if (form_is_given) {
-      const std::string missing = Missing(used, *form);
+      const std::string missing = Missing(used[i], *form);
       if (missing.empty()) continue;
       *error = (count > 1 ? "batch " + std::to_string(i) : "the batch") + " has " + missing;
       return false;
     }
-    const ScriptForm rounded = RoundedUp(used, graphs.levels.any_input);
+    const ScriptForm rounded = RoundedUp(used[i], graphs.levels.any_input);
     *form = i == 0 ? rounded : Covering(*form, rounded);
     form->kinds = kinds;
   }
@@ -144,7 +178,8 @@ bool PackAll(const PackableGraphs& graphs, const Batches& batches, int64_t width
   }
   const int64_t script_words = WordsOf(*form, graphs.arrays.channels);
   *words = AllocateWords(script_words * static_cast<int64_t>(count));
-  for (size_t i = 0; i < count; ++i) packers[i].Write(*form, words->get() + i * script_words);
+  ForEachBatch(count, rows,
+               [&](size_t i) { packers[i].Write(*form, words->get() + i * script_words); });
   return true;
 }
 

@@ -21,16 +21,17 @@ constexpr double kExchangeOfKilobyte = 0.015;
 constexpr double kClocksOfMma = 2.4;              // on a multiprocessor, of 16 x 8 x 16
 constexpr double kOverheadOfFma = 1.3;            // what sums over lanes and loads of states add
 constexpr double kStep = 0.2, kStepOfItem = 0.4;  // sums and the pointwise step of a tile
-constexpr double kSums = 0.45;                    // what rows emit, added to their sources
+constexpr double kSums = 0.1;                     // what rows emit, added to their sources
 constexpr double kSecondSet = 0.1;                // what a tile that waits takes longer by two sets
 constexpr double kLatency = 0.4;   // of a load from the L2 cache, and those behind it
 constexpr double kBesides = 0.05;  // what a tile takes that waits for nothing
 // What a tile beside others costs product warps beside the products, and a set of pointwise warps;
 // the latter where rows emit, too.
-constexpr double kTurnOfProducts = 0.5, kTurnOfSteps = 1.4, kTurnOfEmitting = 1.65;
+constexpr double kTurnOfProducts = 0.37, kTurnOfSteps = 1.17, kTurnOfEmitting = 1.9;
 constexpr double kCacheBytesOfMicrosecond = 5.5e6;
-// Tiles of a team that wait for the one before them, as levels of trees do; others are beside them.
-constexpr double kLevels = 20;
+// Levels of trees, as many as parse trees have. A team that has more tiles puts some between a row
+// and its sources, so that fewer tiles wait for the one before them: so much less for each more.
+constexpr double kLevels = 20, kFewerThatWait = 0.75;
 constexpr int kMostThreadRegisters = 232;
 constexpr int kLeastPointwiseRegisters = 80;  // found by compiling Tree-LSTMs and chains of LSTMs
 // The same where rows emit, whose `arrays` count what is made of inputs ahead.
@@ -195,7 +196,8 @@ void PredictPass(const GraphScanForm& form, const TeamSizes& sizes, TeamPlan* pl
   const double share = Double(CeilDivide(form.tiles, plan->teams));
   // A group has a tile for each level at least.
   const double tiles = form.groups == 0 ? std::max(share, kLevels) : share;
-  const double in_turn = std::min(tiles, kLevels);
+  const double more = std::max(tiles - kLevels, 0.0);
+  const double in_turn = std::max(std::min(tiles, kLevels) - kFewerThatWait * more, 0.0);
   const double by_cache =
       Double(form.tiles) * sizes.blocks * received * 1e3 / kCacheBytesOfMicrosecond;
   plan->total_microseconds =

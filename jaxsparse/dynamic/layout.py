@@ -14,9 +14,11 @@ from jaxsparse.dynamic.plan import NO_PRODUCTS, TILE_ROWS, NoPlan, Plan, ScanFor
 from jaxsparse.integers import integer
 from jaxsparse.precision import promoted
 
-# Rows of a tile on a CPU. From 32 on a tile takes the time of its product: wider ones save nothing,
-# and have more padding.
-_NARROWEST, _WIDEST = 8, 32
+# Rows of a tile, by whether a GPU runs the loop. On a CPU a tile of 32 rows takes the time of its
+# product: wider ones save nothing, and have more padding. On a GPU it takes that of its kernels.
+_NARROWEST = 8
+_WIDEST = {False: 32, True: 128}
+_FEW, _LEAST_OF_MANY = 8, 32  # on a GPU: graphs from which on tiles have 32 rows at least
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,18 +72,29 @@ class Layout:
         plan = _plan_of_teams("Layout.choose", weights, rows, slots, of)
         if isinstance(plan, Plan):
             return cls(TILE_ROWS, plan.teams, slots)
-        return cls.plain(batch, slots)
+        return cls.plain(batch, slots, device=of)
 
     @classmethod
-    def plain(cls, batch: int, slots: int = 2) -> Layout:
-        """The layout for a scan without a kernel, as on a CPU, of so many graphs at a time.
+    def plain(cls, batch: int, slots: int = 2, *, device: AnyDevice | None = None) -> Layout:
+        """The layout for a scan without a kernel of so many graphs at a time.
 
-        >>> Layout.plain(1).width, Layout.plain(20).width, Layout.plain(256).width
-        (8, 32, 32)
+        Args:
+            batch: graphs at a time.
+            slots: K, children that a row of the cell takes.
+            device: what runs the scan; by default what JAX runs on.
+
+        Raises:
+            TypeError: unless batch and slots are integers.
+
+        >>> import jaxsparse
+        >>> [Layout.plain(batch, device=jaxsparse.H200).width for batch in (1, 20, 256)]
+        [8, 32, 128]
         """
         batch = integer("Layout.plain", "batch", batch, 0)
+        on_gpu = (device or default_device()).platform == "cuda"
         fitting = 1 << max(0, batch - 1).bit_length()  # the power of 2 that holds the batch
-        return cls(min(max(_NARROWEST, fitting), _WIDEST), 1, slots)
+        least = _LEAST_OF_MANY if on_gpu and batch >= _FEW else _NARROWEST
+        return cls(min(max(least, fitting), _WIDEST[on_gpu]), 1, slots)
 
     @classmethod
     def teams(

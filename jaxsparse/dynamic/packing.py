@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import heapq
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ def pack(graphs: Graphs, ids: Any, layout: Layout, *, form: Form | None = None) 
 
     Its form is the least one that has room for each batch, with sizes rounded up to 1, 1.25, 1.5
     or 1.75 times a power of 2, so that few programs are compiled. Runs without holding Python's
-    lock.
+    lock; several batches by several threads.
 
     Args:
         graphs: the set of graphs.
@@ -75,15 +76,25 @@ def pack(graphs: Graphs, ids: Any, layout: Layout, *, form: Form | None = None) 
     return Script(words.reshape(*batches.shape[:-1], words.shape[-1]), form)
 
 
-def pack_numpy(graphs: Graphs, ids: Any, layout: Layout, *, form: Form | None = None) -> Script:
-    """As `pack`, by NumPy and for one batch: the reference that says what a script of graphs is."""
+def pack_numpy(
+    graphs: Graphs,
+    ids: Any,
+    layout: Layout,
+    *,
+    form: Form | None = None,
+    scheduler: Callable[..., np.ndarray] = schedule,
+) -> Script:
+    """As `pack`, by NumPy and for one batch: the reference that says what a script of graphs is.
+
+    Another ``scheduler`` than `schedule` puts rows into other tiles.
+    """
     batch = _batches(graphs, ids)
     kinds = _check(graphs, layout, form)
     if batch.ndim != 1:
         raise ValueError(f"dynamic.pack_numpy: ids must be those of one batch, got {batch.shape}")
     if batch.size and (batch.min() < 0 or batch.max() >= len(graphs)):
         raise ValueError("dynamic.pack_numpy: ids are out of range")
-    rows = _BatchRows(graphs, batch, layout)
+    rows = _BatchRows(graphs, batch, layout, scheduler)
     used = dict(zip(USED, (rows.leaves, rows.tiles, len(batch), rows.inputs), strict=True))
     if form is None:
         room = {name: bucket(size, LEAST[name]) for name, size in used.items()}
@@ -169,7 +180,13 @@ def _check(graphs: Graphs, layout: Layout, form: Form | None) -> int:
 class _BatchRows:
     """Where the rows of a batch lie: computed ones among tiles, leaves and inputs in order."""
 
-    def __init__(self, graphs: Graphs, ids: np.ndarray, layout: Layout):
+    def __init__(
+        self,
+        graphs: Graphs,
+        ids: np.ndarray,
+        layout: Layout,
+        scheduler: Callable[..., np.ndarray],
+    ):
         begin, sizes = graphs.offsets[ids], graphs.lengths[ids]
         self.base = np.repeat(np.cumsum(sizes) - sizes, sizes)  # of the row's graph in the batch
         self.at = np.arange(int(sizes.sum())) + np.repeat(begin, sizes) - self.base
@@ -179,9 +196,15 @@ class _BatchRows:
         self.inputs = int(self.has_input.sum())
         graph = np.repeat(np.arange(len(ids)), sizes)
         computed = np.bincount(graph[~self.is_leaf], minlength=len(ids))
-        self._place(graphs, _deal(computed, layout.groups)[graph], layout)
+        self._place(graphs, _deal(computed, layout.groups)[graph], layout, scheduler)
 
-    def _place(self, graphs: Graphs, group: np.ndarray, layout: Layout) -> None:
+    def _place(
+        self,
+        graphs: Graphs,
+        group: np.ndarray,
+        layout: Layout,
+        scheduler: Callable[..., np.ndarray],
+    ) -> None:
         """The computed rows of one group after another, in tiles."""
         child = graphs.children[self.at]
         child = np.where(child < 0, -1, child + self.base[:, None])
@@ -195,7 +218,7 @@ class _BatchRows:
             number = np.full(len(self.at) + 1, -1)  # behind all: of a child that there is none of
             number[rows] = np.arange(len(rows))
             children = [[c for c in own if c >= 0] for own in number[child[rows]].tolist()]
-            tile = schedule(children, tails[rows], kinds[rows], layout.width)
+            tile = scheduler(children, tails[rows], kinds[rows], layout.width)
             order = np.argsort(tile, kind="stable")
             counts = np.bincount(tile)
             lane = np.arange(len(rows)) - (np.cumsum(counts) - counts)[tile[order]]
