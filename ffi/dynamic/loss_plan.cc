@@ -108,6 +108,8 @@ std::optional<GraphLossPlan> BestOf(const TeamVariant& variant, const GraphLossF
         for (int sets = 1; sets <= most_sets; ++sets) {
           for (int sets_of_emit = 1; sets_of_emit <= most_sets; ++sets_of_emit) {
             for (const Spare& spare : kSpares) {
+              // Exact products have no registers to spare: the compiler would spill some.
+              if (!variant.tensor_cores && spare.product > 0) continue;
               KeepFaster(
                   PlanOf(variant, form, gpu, units, of_gather, of_emit, sets, sets_of_emit, spare),
                   &best);
