@@ -22,7 +22,7 @@ STYLES: dict[str, tuple[Any, str]] = {
     "jaxsparse, kernels": ("C1", "s"),
     "jaxsparse, one launch": ("C6", "X"),
     "levels by hand": ("C0", "D"),
-    "our tiles by hand": ("C6", "P"),
+    "our tiles by hand": ("C4", "p"),
     "loop, JAX's gradient": ("C9", "d"),
     "padded, jax.lax.scan": ("C5", "^"),
     "padded, jaxsparse": ("C8", "P"),

@@ -60,7 +60,7 @@ struct Finder {
 // Rows by falling keys, which are in [0, most], and rows of one key in their order.
 void SortFalling(const std::vector<int32_t>& keys, int32_t most, std::vector<int32_t>* next,
                  int32_t* rows) {
-  next->assign(most + 2, 0);  // of each key from most on: where its next row goes
+  next->assign(int64_t{most} + 2, 0);  // of each key from most on: where its next row goes
   for (const int32_t key : keys) ++(*next)[most - key + 1];
   for (int32_t i = 0; i < most; ++i) (*next)[i + 1] += (*next)[i];
   for (size_t row = 0; row < keys.size(); ++row) {

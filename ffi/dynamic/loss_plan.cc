@@ -38,11 +38,14 @@ std::optional<GraphLossPlan> PlanOf(const TeamVariant& variant, const GraphLossF
   const int others = std::max(gather.pointwise_warps + kHeadWarps, of_pass);
   gather.beside_warps = others - gather.pointwise_warps;
   emit.beside_warps = others - of_pass;
-  // Warps keep their registers when they go from one pass to the other.
+  // Warps keep their registers when they go from one pass to the other. Where one pass has more
+  // sets than the other, some make steps in that one and something else in this one.
   ThreadRegisters needed = NeededRegisters(form.gather, gather);
   const ThreadRegisters of_back = NeededRegisters(form.emit, emit);
   needed.pointwise = std::max(needed.pointwise - spare.pointwise, of_back.pointwise);
   needed.others = std::max(of_back.others, kHeadRegisters - spare.head);
+  if (sets > sets_of_emit) needed.pointwise = std::max(needed.pointwise, of_back.others);
+  if (sets < sets_of_emit) needed.others = std::max(needed.others, of_back.pointwise);
   const ThreadRegisters registers =
       DistributeRegisters(TeamSizes(gather), gather.beside_warps, needed);
   KeepWeights(form.gather, registers, spare.product, &gather);
@@ -105,6 +108,8 @@ std::optional<GraphLossPlan> BestOf(const TeamVariant& variant, const GraphLossF
         for (int sets = 1; sets <= most_sets; ++sets) {
           for (int sets_of_emit = 1; sets_of_emit <= most_sets; ++sets_of_emit) {
             for (const Spare& spare : kSpares) {
+              // Exact products have no registers to spare: the compiler would spill some.
+              if (!variant.tensor_cores && spare.product > 0) continue;
               KeepFaster(
                   PlanOf(variant, form, gpu, units, of_gather, of_emit, sets, sets_of_emit, spare),
                   &best);

@@ -31,7 +31,7 @@ def prefetch(
 ) -> Prefetch:
     """The scripts of batches, in order, packed by a thread and sent to the device ahead of use.
 
-    One thread packs, in C++ and without holding Python's lock, at most ``depth`` scripts ahead,
+    A thread calls `pack`, which does not hold Python's lock, for at most ``depth`` scripts ahead,
     from when the first one is asked for. It sends half as many at a time, which costs less than one
     by one. It ends with the last one, when the loop over scripts
     ends early, by an exception or Ctrl-C, and with the interpreter. An exception in it, as one of

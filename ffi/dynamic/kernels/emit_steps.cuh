@@ -48,12 +48,9 @@ class EmitSteps {
   // All that can be done before inputs are there.
   __device__ __forceinline__ void Begin(const GraphScanProblem& p) {
     if (set_ == 0) ClearUnused(p);
-    const TeamTile first = Tiles(p).Next(p, 0);
-    const bool has_one_group = p.groups <= Plan::kScans;
-    const int cleared = has_one_group ? first.end - first.first : kSizes.window;
+    const int places = UsedPlaces(p);
 #pragma unroll
-    for (int n = 0; n < kItems; ++n)
-      Settle(p, n, cleared < kSizes.window ? cleared : kSizes.window);
+    for (int n = 0; n < kItems; ++n) Settle(p, n, places);
   }
 
   __device__ __forceinline__ void Run(const GraphScanProblem& p) {
@@ -88,9 +85,17 @@ class EmitSteps {
   }
 
  private:
-  // Where an item lies, once for all tiles; its places in the window are cleared, before anything
-  // is added there: those of all tiles that the team can have.
-  __device__ __forceinline__ void Settle(const GraphScanProblem& p, int n, int cleared) {
+  // How many places in the window the team's tiles may take, from the first one on: those of its
+  // group, or all of them where it has several, which would have to be counted one by one.
+  __device__ __forceinline__ static int UsedPlaces(const GraphScanProblem& p) {
+    const TeamTile first = Tiles(p).Next(p, 0);
+    const int tiles = first.end - first.first;
+    return p.groups <= Plan::kScans && tiles < kSizes.window ? tiles : kSizes.window;
+  }
+
+  // Where an item lies, once for all tiles; its used places in the window are cleared, before
+  // anything is added there.
+  __device__ __forceinline__ void Settle(const GraphScanProblem& p, int n, int places) {
     const TeamItem item = items_.At(n);
     window_at_[n] = window_.AddressOf(Window::PlaceOfRow(item.row), item.unit);
     passed_at_[n] = PlaceOfProduct(item.unit, item.row);
@@ -101,7 +106,7 @@ class EmitSteps {
     if (set_ > 0 || !item.exists) return;
     constexpr float kNothing[kValues] = {};
 #pragma unroll 4
-    for (int tile = 0; tile < cleared; ++tile) {
+    for (int tile = 0; tile < places; ++tile) {
       Window::Store(window_at_[n] + Window::PlaceOfTile(tile), kNothing);
     }
   }
