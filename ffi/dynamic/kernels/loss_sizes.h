@@ -19,6 +19,13 @@ struct LossSizes {
   int head_threads = head_warps * kWarp;
   int threads = gather.all_threads;
 
+  // A warp makes heads of two rows together, if a lane has registers for its columns of both. Lanes
+  // share a row's classes.
+  int row_loads = Ceil(gather.hidden, kWarp * gather.states_per_load);
+  int rows = row_loads * gather.states_per_load <= 8 ? 2 : 1;
+  int class_lanes = 8;
+  int lane_classes = Ceil(classes, class_lanes);
+
   // Each pass has shared memory of its own, so that product warps take the second one's weights
   // while heads are still made. Behind it: the head's weights (class, unit) and biases, and of each
   // of its warps what it has received of a tile's logits.
@@ -30,7 +37,8 @@ struct LossSizes {
   int shared_bytes = received_at + head_warps * warp_received;
 
  private:
-  JAXSPARSE_INLINE static constexpr int RoundUp(int bytes) { return (bytes + 15) / 16 * 16; }
+  JAXSPARSE_INLINE static constexpr int Ceil(int a, int b) { return (a + b - 1) / b; }
+  JAXSPARSE_INLINE static constexpr int RoundUp(int bytes) { return Ceil(bytes, 16) * 16; }
 };
 
 }  // namespace jaxsparse
