@@ -38,6 +38,7 @@ __device__ __forceinline__ void MakeProducts(const GraphLossProblem& p, Words4* 
   using Forward = TeamProduct<Gather, GatherWeights<Gather>>;
   using Backward = TeamProduct<Emit, EmitWeights<Emit>>;
   GatherProducts<Gather, Forward>(p.gather, shared, stop).Run(p.gather);
+  MeetBlock<Gather>();  // as the others meet when steps are made, and heads
   MeetBlock<Gather>();
   EmitProducts<Emit, Backward>(p.emit, shared_of_emit, stop_of_emit).Run(p.emit);
   if (blockIdx.x == 0) LossSums<Emit, Loss>::template AddParts<Emit::kSizes.product_threads>(p);
@@ -55,7 +56,11 @@ __global__ void __launch_bounds__(LossPlan<GatherPlan, EmitPlan, kClasses>::kSiz
   // All threads meet at each tile, so that none must be idle.
   static_assert(!EmitPlan::kBarrier || kEmit.beside_warps == 0);
   constexpr int kHeadsAndSteps = kSizes.threads - kSizes.gather.product_threads;
-  constexpr int kBetween = 6;  // a named barrier, of all that make no products
+  // Its ring is free when all pointwise warps are done with it.
+  static_assert(kEmit.window_before == 0 || (kEmit.window_before == kSizes.emit_at &&
+                                             kEmit.window_bytes <= kGather.barriers_at));
+  constexpr int kBetween = 6;       // a named barrier, of all that make no products
+  constexpr int kStepsAreMade = 7;  // of the first pass' pointwise warps
   extern __shared__ Words4 shared[];
   Words4* const shared_of_emit = shared + kSizes.emit_at / 16;
   volatile uint32_t* const stop = BeginPass<GatherPlan>(shared);
@@ -66,14 +71,20 @@ __global__ void __launch_bounds__(LossPlan<GatherPlan, EmitPlan, kClasses>::kSiz
     MakeProducts<Loss>(p, shared, stop, shared_of_emit, stop_of_emit);
     return;
   }
+  constexpr uint32_t kFirstOfSums = kEmit.product_threads + kEmit.pointwise_threads;
+  if (threadIdx.x >= kFirstOfSums && threadIdx.x < kEmit.threads) {
+    EmitSums<EmitPlan>::ClearFarSums(p.emit);  // while product warps load weights
+  }
   if (threadIdx.x < kGather.product_threads + kGather.pointwise_threads) {
     if constexpr (kGather.product_registers > 0) GiveUpRegisters<kGather.pointwise_registers>();
     GatherSteps<GatherStep, GatherPlan>(p.gather, shared, stop).Run(p.gather);
+    MeetSome<GatherPlan, kGather.pointwise_threads>(kStepsAreMade);
   } else {
     if constexpr (kGather.product_registers > 0) GiveUpRegisters<kGather.sum_registers>();
     LossHeads<GatherPlan, Loss>(p, shared, stop_of_emit).Run(p);
+    MeetBlock<GatherPlan>();
   }
-  if (threadIdx.x < kEmit.product_threads + kEmit.pointwise_threads) {
+  if (threadIdx.x < kFirstOfSums) {
     EmitSteps<EmitStep, EmitPlan> steps(p.emit, shared_of_emit, stop_of_emit);
     steps.Begin(p.emit);  // while the last heads are made
     MeetSome<GatherPlan, kHeadsAndSteps>(kBetween);
@@ -81,10 +92,7 @@ __global__ void __launch_bounds__(LossPlan<GatherPlan, EmitPlan, kClasses>::kSiz
     steps.Run(p.emit);
   } else {
     MeetSome<GatherPlan, kHeadsAndSteps>(kBetween);
-    if (threadIdx.x < kEmit.threads) {
-      EmitSums<EmitPlan>::ClearFarSums(p.emit);
-      EmitSums<EmitPlan>(p.emit, shared_of_emit).Run(p.emit);
-    }
+    if (threadIdx.x < kEmit.threads) EmitSums<EmitPlan>(p.emit, shared_of_emit).Run(p.emit);
   }
 }
 

@@ -144,17 +144,16 @@ class LossHeads {
       const int computed = tile.number * kTileRows + i * kRows;
       const auto* states = static_cast<const State*>(p.gather.states);
       float of_logits[kLaneClasses];
-      Heads<false>(p, p.gather.leaves + computed, states + int64_t{computed} * kSizes.hidden,
-                   kRows, of_logits);
+      Heads<false>(p, p.gather.leaves + computed, states + int64_t{computed} * kSizes.hidden, kRows,
+                   of_logits);
     }
   }
 
   // Adds the losses of rows side by side, and publishes their gradients by the logits, of which
   // each lane has some of one row.
   template <bool kAreLeaves>
-  __device__ __forceinline__ void Heads(const GraphLossProblem& p, int first,
-                                        const State* states, int rows,
-                                        float (&logits)[kLaneClasses]) {
+  __device__ __forceinline__ void Heads(const GraphLossProblem& p, int first, const State* states,
+                                        int rows, float (&logits)[kLaneClasses]) {
     Words4 x[kRows][kLoads];
     LookFor(states, rows, false, x);  // beside the labels
     const int row = first + OwnRow();
@@ -290,8 +289,7 @@ class LossHeads {
 
   // By the states of leaves. The warp's gradients by logits lie in shared memory, rows side by
   // side.
-  __device__ __forceinline__ void GradientsOfLeaves(const GraphLossProblem& p, int first,
-                                                    int rows,
+  __device__ __forceinline__ void GradientsOfLeaves(const GraphLossProblem& p, int first, int rows,
                                                     const float (&of_logits)[kLaneClasses]) const {
     constexpr int kUnits = 4;  // of a lane, side by side
     __syncwarp();              // all lanes are done with what was there
@@ -319,7 +317,7 @@ class LossHeads {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         float* to = p.of_leaves + int64_t{first + r} * kSizes.hidden + unit;
-        const float(&of)[kUnits] = sums[r];
+        const float (&of)[kUnits] = sums[r];
         if (r < rows) {
           *reinterpret_cast<Words4*>(to) = {__float_as_uint(of[0]), __float_as_uint(of[1]),
                                             __float_as_uint(of[2]), __float_as_uint(of[3])};
