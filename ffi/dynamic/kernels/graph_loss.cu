@@ -44,6 +44,14 @@ __device__ __forceinline__ void MakeProducts(const GraphLossProblem& p, Words4* 
   if (blockIdx.x == 0) LossSums<Emit, Loss>::template AddParts<Emit::kSizes.product_threads>(p);
 }
 
+// Warps that sum in the second pass do so while product warps load the first one's weights.
+template <typename EmitPlan>
+__device__ __forceinline__ void ClearSums(const GraphScanProblem& p) {
+  constexpr TeamSizes kSizes = EmitPlan::kSizes;
+  constexpr uint32_t kFirst = kSizes.product_threads + kSizes.pointwise_threads;
+  if (threadIdx.x >= kFirst && threadIdx.x < kSizes.threads) EmitSums<EmitPlan>::ClearFarSums(p);
+}
+
 template <typename GatherStep, typename GatherPlan, typename EmitStep, typename EmitPlan,
           int kClasses>
 __global__ void __launch_bounds__(LossPlan<GatherPlan, EmitPlan, kClasses>::kSizes.threads, 1)
@@ -71,20 +79,18 @@ __global__ void __launch_bounds__(LossPlan<GatherPlan, EmitPlan, kClasses>::kSiz
     MakeProducts<Loss>(p, shared, stop, shared_of_emit, stop_of_emit);
     return;
   }
-  constexpr uint32_t kFirstOfSums = kEmit.product_threads + kEmit.pointwise_threads;
-  if (threadIdx.x >= kFirstOfSums && threadIdx.x < kEmit.threads) {
-    EmitSums<EmitPlan>::ClearFarSums(p.emit);  // while product warps load weights
-  }
   if (threadIdx.x < kGather.product_threads + kGather.pointwise_threads) {
     if constexpr (kGather.product_registers > 0) GiveUpRegisters<kGather.pointwise_registers>();
+    ClearSums<EmitPlan>(p.emit);
     GatherSteps<GatherStep, GatherPlan>(p.gather, shared, stop).Run(p.gather);
     MeetSome<GatherPlan, kGather.pointwise_threads>(kStepsAreMade);
   } else {
     if constexpr (kGather.product_registers > 0) GiveUpRegisters<kGather.sum_registers>();
+    ClearSums<EmitPlan>(p.emit);
     LossHeads<GatherPlan, Loss>(p, shared, stop_of_emit).Run(p);
     MeetBlock<GatherPlan>();
   }
-  if (threadIdx.x < kFirstOfSums) {
+  if (threadIdx.x < kEmit.product_threads + kEmit.pointwise_threads) {
     EmitSteps<EmitStep, EmitPlan> steps(p.emit, shared_of_emit, stop_of_emit);
     steps.Begin(p.emit);  // while the last heads are made
     MeetSome<GatherPlan, kHeadsAndSteps>(kBetween);

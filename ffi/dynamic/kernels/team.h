@@ -24,8 +24,9 @@ struct TeamConfig {
   int beside_warps = 0;  // of the launch, that have no part in this pass
   int passed = 0;        // values of a unit that pointwise warps pass to these: carries for sources
   int window = 0;        // tiles whose carries or sums lie in shared memory: a power of 2, or 0
-  int window_before = 0;  // bytes from where they lie to what else the pass has in shared memory,
-                          // if they take the place of what another pass is done with
+  // Bytes from the window to what else the pass has in shared memory, if it takes the place of what
+  // another pass is done with.
+  int window_before = 0;
   int stages = 4;               // of the ring between warps
   int register_chunks = 0;      // chunks of columns of a warp whose weights, of every kind, stay in
                                 // registers; the others' are read from shared memory for every tile
