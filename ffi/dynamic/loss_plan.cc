@@ -22,9 +22,19 @@ constexpr double kHeads = 7.0;  // microseconds from the last state of all to wh
 
 // What shared memory has room for of both windows: first the one of carries, of near tiles.
 void OpenWindows(const GraphLossForm& form, int64_t room, TeamConfig* gather, TeamConfig* emit) {
-  emit->window = LeastWindowOf(*emit, form.emit);
-  gather->window = WindowOf(*gather, form.gather, room - TeamSizes(*emit).shared_bytes);
-  emit->window = WindowOf(*emit, form.emit, room - TeamSizes(*gather).shared_bytes);
+  TeamConfig beside = *emit, first = *gather;
+  beside.window = LeastWindowOf(beside, form.emit);
+  first.window = WindowOf(first, form.gather, room - TeamSizes(beside).shared_bytes);
+  beside.window = WindowOf(beside, form.emit, room - TeamSizes(first).shared_bytes);
+  // The one of sums takes the place of the first pass' ring, unless it is larger beside it.
+  const int64_t of_emit = TeamSizes(*emit).shared_bytes;
+  gather->window = WindowOf(*gather, form.gather, room - of_emit);
+  const TeamSizes sizes(*gather);
+  emit->window = WindowOf(*emit, form.emit, of_emit + sizes.barriers_at);
+  emit->window_before = LossSizes::EmitAt(sizes);
+  if (emit->window >= beside.window) return;
+  *gather = first;
+  *emit = beside;
 }
 
 // Both passes with the same registers, if the launch fits.

@@ -61,6 +61,7 @@ std::string ExpressionOf(const TeamConfig& c) {
                                          Field("beside_warps", c.beside_warps),
                                          Field("passed", c.passed),
                                          Field("window", c.window),
+                                         Field("window_before", c.window_before),
                                          Field("stages", c.stages),
                                          Field("register_chunks", c.register_chunks),
                                          Field("asks_ahead", c.asks_ahead),

@@ -38,9 +38,18 @@ __device__ __forceinline__ void MakeProducts(const GraphLossProblem& p, Words4* 
   using Forward = TeamProduct<Gather, GatherWeights<Gather>>;
   using Backward = TeamProduct<Emit, EmitWeights<Emit>>;
   GatherProducts<Gather, Forward>(p.gather, shared, stop).Run(p.gather);
+  MeetBlock<Gather>();  // as the others meet when steps are made, and heads
   MeetBlock<Gather>();
   EmitProducts<Emit, Backward>(p.emit, shared_of_emit, stop_of_emit).Run(p.emit);
   if (blockIdx.x == 0) LossSums<Emit, Loss>::template AddParts<Emit::kSizes.product_threads>(p);
+}
+
+// Warps that sum in the second pass do so while product warps load the first one's weights.
+template <typename EmitPlan>
+__device__ __forceinline__ void ClearSums(const GraphScanProblem& p) {
+  constexpr TeamSizes kSizes = EmitPlan::kSizes;
+  constexpr uint32_t kFirst = kSizes.product_threads + kSizes.pointwise_threads;
+  if (threadIdx.x >= kFirst && threadIdx.x < kSizes.threads) EmitSums<EmitPlan>::ClearFarSums(p);
 }
 
 template <typename GatherStep, typename GatherPlan, typename EmitStep, typename EmitPlan,
@@ -55,7 +64,11 @@ __global__ void __launch_bounds__(LossPlan<GatherPlan, EmitPlan, kClasses>::kSiz
   // All threads meet at each tile, so that none must be idle.
   static_assert(!EmitPlan::kBarrier || kEmit.beside_warps == 0);
   constexpr int kHeadsAndSteps = kSizes.threads - kSizes.gather.product_threads;
-  constexpr int kBetween = 6;  // a named barrier, of all that make no products
+  // Its ring is free when all pointwise warps are done with it.
+  static_assert(kEmit.window_before == 0 || (kEmit.window_before == kSizes.emit_at &&
+                                             kEmit.window_bytes <= kGather.barriers_at));
+  constexpr int kBetween = 6;       // a named barrier, of all that make no products
+  constexpr int kStepsAreMade = 7;  // of the first pass' pointwise warps
   extern __shared__ Words4 shared[];
   Words4* const shared_of_emit = shared + kSizes.emit_at / 16;
   volatile uint32_t* const stop = BeginPass<GatherPlan>(shared);
@@ -68,10 +81,14 @@ __global__ void __launch_bounds__(LossPlan<GatherPlan, EmitPlan, kClasses>::kSiz
   }
   if (threadIdx.x < kGather.product_threads + kGather.pointwise_threads) {
     if constexpr (kGather.product_registers > 0) GiveUpRegisters<kGather.pointwise_registers>();
+    ClearSums<EmitPlan>(p.emit);
     GatherSteps<GatherStep, GatherPlan>(p.gather, shared, stop).Run(p.gather);
+    MeetSome<GatherPlan, kGather.pointwise_threads>(kStepsAreMade);
   } else {
     if constexpr (kGather.product_registers > 0) GiveUpRegisters<kGather.sum_registers>();
+    ClearSums<EmitPlan>(p.emit);
     LossHeads<GatherPlan, Loss>(p, shared, stop_of_emit).Run(p);
+    MeetBlock<GatherPlan>();
   }
   if (threadIdx.x < kEmit.product_threads + kEmit.pointwise_threads) {
     EmitSteps<EmitStep, EmitPlan> steps(p.emit, shared_of_emit, stop_of_emit);
@@ -81,10 +98,7 @@ __global__ void __launch_bounds__(LossPlan<GatherPlan, EmitPlan, kClasses>::kSiz
     steps.Run(p.emit);
   } else {
     MeetSome<GatherPlan, kHeadsAndSteps>(kBetween);
-    if (threadIdx.x < kEmit.threads) {
-      EmitSums<EmitPlan>::ClearFarSums(p.emit);
-      EmitSums<EmitPlan>(p.emit, shared_of_emit).Run(p.emit);
-    }
+    if (threadIdx.x < kEmit.threads) EmitSums<EmitPlan>(p.emit, shared_of_emit).Run(p.emit);
   }
 }
 

@@ -14,31 +14,42 @@ template <typename Plan, typename Loss>
 class LossSums {
   static constexpr LossSizes kLoss = Loss::kSizes;
   static constexpr int kClasses = kLoss.classes, kSums = kClasses + kLossTotals;
-  static constexpr int kLaneSums = (kSums + kWarp - 1) / kWarp;
+  static constexpr int kClassLanes = kLoss.class_lanes, kLaneClasses = kLoss.lane_classes;
+  static constexpr int kRowLanes = kWarp / kLoss.rows;
   static constexpr int kParts = Plan::kScans * Plan::kBlocks * kLoss.head_warps;
 
  public:
-  static constexpr int kLaneClasses = (kClasses + kWarp - 1) / kWarp;
-
-  // Adds a row that has a label. Each lane has the gradient by some of its logits.
-  __device__ __forceinline__ void Add(const float (&of_logits)[kLaneClasses], float loss) {
-    const int lane = threadIdx.x % kWarp;
+  // Adds a row that has a label. Each of its lanes has the gradient by some of its logits, and one
+  // of them adds the loss.
+  __device__ __forceinline__ void Add(const float (&of_logits)[kLaneClasses], bool adds_loss,
+                                      float loss) {
 #pragma unroll
-    for (int i = 0; i < kLaneSums; ++i) {
-      const int at = i * kWarp + lane;
-      float value = at == kClasses ? loss : 1.f;
-      if (i < kLaneClasses && at < kClasses) value = of_logits[i < kLaneClasses ? i : 0];
-      sums_[i] += value;
-    }
+    for (int i = 0; i < kLaneClasses; ++i) of_logits_[i] += of_logits[i];
+    if (!adds_loss) return;
+    loss_ += loss;
+    rows_ += 1;
   }
 
   // By a warp of those that make heads, with that number in its block.
   __device__ __forceinline__ void Publish(const GraphLossProblem& p, int warp) const {
+    KeepInRegister(warp);  // so that the place of its part takes no register before
     const int part = static_cast<int>(blockIdx.x) * kLoss.head_warps + warp;
+    const int lane = static_cast<int>(threadIdx.x % kWarp);
 #pragma unroll
-    for (int i = 0; i < kLaneSums; ++i) {
-      const int at = i * kWarp + static_cast<int>(threadIdx.x % kWarp);
-      if (at < kSums) StoreRelaxed(p.parts + at * kParts + part, ToWord(sums_[i]));
+    for (int i = 0; i < kLaneClasses; ++i) {
+      float sum = of_logits_[i];  // of one row's lanes of several
+#pragma unroll
+      for (int distance = kWarp / 2; distance >= kRowLanes; distance /= 2) {
+        sum += __shfl_xor_sync(kAllLanes, sum, distance);
+      }
+      const int at = i * kClassLanes + lane;
+      if (lane < kClassLanes && at < kClasses) {
+        StoreRelaxed(p.parts + at * kParts + part, ToWord(sum));
+      }
+    }
+    const float loss = SumOverLanes(loss_, kWarp), rows = SumOverLanes(rows_, kWarp);
+    if (lane < kLossTotals) {
+      StoreRelaxed(p.parts + (kClasses + lane) * kParts + part, ToWord(lane == 0 ? loss : rows));
     }
   }
 
@@ -74,7 +85,8 @@ class LossSums {
   }
 
  private:
-  float sums_[kLaneSums] = {};
+  float of_logits_[kLaneClasses] = {};  // of the lane's row and classes
+  float loss_ = 0, rows_ = 0;
 };
 
 }  // namespace jaxsparse

@@ -24,7 +24,10 @@ struct TeamConfig {
   int beside_warps = 0;  // of the launch, that have no part in this pass
   int passed = 0;        // values of a unit that pointwise warps pass to these: carries for sources
   int window = 0;        // tiles whose carries or sums lie in shared memory: a power of 2, or 0
-  int stages = 4;        // of the ring between warps
+  // Bytes from the window to what else the pass has in shared memory, if it takes the place of what
+  // another pass is done with.
+  int window_before = 0;
+  int stages = 4;               // of the ring between warps
   int register_chunks = 0;      // chunks of columns of a warp whose weights, of every kind, stay in
                                 // registers; the others' are read from shared memory for every tile
   bool asks_ahead = false;      // for a tile's states before the products of the last one
@@ -91,9 +94,11 @@ struct TeamSizes : TeamConfig {
   int chunk_bytes = chunk_registers * 4 * product_threads;
   int kind_bytes = (weight_chunks - register_chunks) * chunk_bytes;
   int states_at = weights_at + kinds * kind_bytes;
-  int window_at = states_at + warps * warp_states * 16;
+  int own_bytes = states_at + warps * warp_states * 16;
+  int window_at = window_before > 0 ? -window_before : own_bytes;
   int tile_values = (sum_warps > 0 ? 1 + passed / row_parts : carries) * units * 8;
-  int shared_bytes = window_at + window * tile_values * 4;
+  int window_bytes = window * tile_values * 4;
+  int shared_bytes = own_bytes + (window_before > 0 ? 0 : window_bytes);
 
   // Registers of a product thread for all but the weights that it keeps. Where rows emit and it
   // asks ahead, what it needs, and else more.
