@@ -78,6 +78,7 @@ OperationEntry AttentionEntry();
 OperationEntry AttentionTangentEntry();
 OperationEntry PagedAttentionEntry();
 OperationEntry AttentionCotangentEntry();
+OperationEntry PackedProductEntry();
 OperationEntry CheckTopologyEntry();
 OperationEntry RecurrentScanEntry();
 OperationEntry RecurrentWaveEntry();

@@ -1,0 +1,181 @@
+// Streams of lanes (packed/problem.h): how a warp brings those of a piece to shared memory, and
+// reads fragments of 16 x 16 places from there.
+//
+// Rows of words pass through a ring. Word w of lane l stands l-th in row w, so each lane reads its
+// own bank and no two wait for one another; which words are stored, a lane knows from its masks
+// alone. A step may read on behind the end of the ring, where copies of its first rows stand, so
+// that places are brought back into it once a step.
+#pragma once
+
+#include "cuda/device.cuh"
+#include "packed/kernels/packed_mma.h"
+
+namespace jaxsparse {
+
+// What is stored of a piece, in memory. Whatever its arrays say, nothing is outside of them.
+struct PackedPiece {
+  const unsigned char* words;
+  const uint32_t* masks;
+  const Words2*
+      panels;     // x: rows all streams are through with when it begins, y: read when it ends
+  uint32_t rows;  // of words
+  uint32_t panel_count;
+
+  __device__ PackedPiece(const PackedProblem& p, int64_t piece)
+      : panel_count(static_cast<uint32_t>(PackedPanels(p.k, p.parts))) {
+    const int32_t* starts = static_cast<const int32_t*>(p.starts.data) + piece;
+    const uint32_t begin = RowBounds::Clamp(starts[0], p.words);
+    const uint32_t end = RowBounds::Clamp(starts[1], p.words);
+    rows = end > begin ? end - begin : 0;
+    words = static_cast<const unsigned char*>(p.values.data) +
+            static_cast<int64_t>(begin) * kPackedRowBytes;
+    const int64_t panel = piece * panel_count;
+    masks =
+        static_cast<const uint32_t*>(p.masks.data) + panel * (kPackedPanelMasks / p.cell) * kWarp;
+    panels = static_cast<const Words2*>(p.panels.data) + panel;
+  }
+  // There is none of a strip that the matrix lacks.
+  __device__ PackedPiece() : words(nullptr), masks(nullptr), panels(nullptr), rows(0) {}
+};
+
+// What `panels` says, panel by panel: lanes hold those of 32 panels, and the next ones are on their
+// way.
+class PackedPanelRows {
+  const PackedPiece& piece_;
+  Words2 now_, next_;
+
+  __device__ Words2 Load(uint32_t first) const {
+    const uint32_t at = first + threadIdx.x % kWarp;
+    return at < piece_.panel_count ? piece_.panels[at] : Words2{};
+  }
+
+ public:
+  __device__ explicit PackedPanelRows(const PackedPiece& piece)
+      : piece_(piece), now_(Load(0)), next_(Load(kWarp)) {}
+
+  // Of each panel in turn, by all lanes.
+  __device__ __forceinline__ Words2 At(uint32_t panel) {
+    const uint32_t lane = panel % kWarp;
+    if (lane == 0 && panel > 0) {
+      now_ = next_;
+      next_ = Load(panel + kWarp);
+    }
+    return {__shfl_sync(kAllLanes, now_.x, lane), __shfl_sync(kAllLanes, now_.y, lane)};
+  }
+};
+
+// The rows of a warp's piece on their way through its ring.
+template <PackedMmaConfig kConfig>
+class PackedRing {
+  static constexpr int kAtOnce = 4;  // rows that a copy of 16 bytes by each lane has
+  static constexpr int kBytes = kPackedRingRows * kPackedRowBytes;
+  static_assert(kPackedRingRows % kAtOnce == 0 && kConfig.MirroredRows() % kAtOnce == 0);
+  const PackedPiece& piece_;
+  uint32_t to_;
+  uint32_t asked_ = 0;
+
+ public:
+  __device__ PackedRing(const PackedPiece& piece, uint32_t ring)
+      : piece_(piece), to_(ring + threadIdx.x % kWarp * 16) {}
+
+  __device__ __forceinline__ uint32_t asked() const { return asked_; }
+
+  // Asks for as many rows as there is room for if all streams are through with `free` of them.
+  __device__ __forceinline__ void Ask(uint32_t free) {
+    const uint32_t lane = threadIdx.x % kWarp;
+    for (; asked_ < piece_.rows && asked_ + kAtOnce <= free + kPackedRingRows; asked_ += kAtOnce) {
+      if (asked_ + lane / 8 >= piece_.rows) continue;
+      const uint32_t place = asked_ % kPackedRingRows;
+      const uint32_t to = to_ + place * kPackedRowBytes;
+      const unsigned char* from =
+          piece_.words + static_cast<int64_t>(asked_) * kPackedRowBytes + lane * 16;
+      AsyncCopy(to, from);
+      if (place < kConfig.MirroredRows()) AsyncCopy(to + kBytes, from);
+    }
+  }
+};
+
+// Where a lane is in a stream, as an address in the ring.
+struct PackedPlace {
+  static constexpr uint32_t kBytes = kPackedRingRows * kPackedRowBytes;
+  uint32_t at;
+
+  // Back into the ring, which begins there for the lane.
+  __device__ __forceinline__ void Wrap(uint32_t begin) {
+    if (at >= begin + kBytes) at -= kBytes;
+  }
+  // No stream is more than kPackedDrift rows behind the longest, which has `rows`.
+  __device__ __forceinline__ void PadTo(uint32_t rows, uint32_t begin) {
+    constexpr uint32_t kMost = kPackedDrift * kPackedRowBytes;
+    const uint32_t behind = (begin + rows * kPackedRowBytes - at) % kBytes;
+    at += (behind > kMost ? behind : kMost) - kMost;
+  }
+};
+
+// A lane's streams of a piece.
+template <int kCell>
+struct LaneStreams;
+
+template <>
+struct LaneStreams<1> {
+  uint32_t begin;  // of the ring, for the lane
+  PackedPlace first, second;
+
+  __device__ explicit LaneStreams(uint32_t ring)
+      : begin(ring + threadIdx.x % kWarp * 4), first{begin}, second{begin + 2} {}
+
+  __device__ __forceinline__ void Wrap() {
+    first.Wrap(begin);
+    second.Wrap(begin + 2);
+  }
+  __device__ __forceinline__ void PadTo(uint32_t rows) {
+    first.PadTo(rows, begin);
+    second.PadTo(rows, begin + 2);
+  }
+
+  // Fragment `f` of a step, as mma.m16n8k16 takes it: a word is 128 bytes, and byte 2 j + e of
+  // `stored` is 1 if number e of pair j is stored. A number that is not takes bytes that are 0, of
+  // those that follow what is loaded.
+  __device__ __forceinline__ void Fragment(uint32_t mask, int f, uint32_t (&a)[4]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t stored = mask >> (2 * f + half) & 0x01010101u;
+      const uint32_t places = 0x76327632u - 0x22u * stored;
+      const uint32_t x0 = SharedAt<const uint16_t>(first.at);
+      const uint32_t y0 = SharedAt<const uint16_t>(second.at);
+      const uint32_t x1 = SharedAt<const uint16_t>(AddProductsOfBytes(stored, 0x80u, first.at));
+      const uint32_t y1 = SharedAt<const uint16_t>(AddProductsOfBytes(stored, 0x8000u, second.at));
+      first.at = AddProductsOfBytes(stored, 0x00800080u, first.at);
+      second.at = AddProductsOfBytes(stored, 0x80008000u, second.at);
+      a[2 * half] = PickBytes(x0, y0, places);
+      a[2 * half + 1] = PickBytes(x1, y1, places >> 16);
+    }
+  }
+};
+
+template <>
+struct LaneStreams<2> {
+  uint32_t begin;
+  PackedPlace pairs;
+
+  __device__ explicit LaneStreams(uint32_t ring)
+      : begin(ring + threadIdx.x % kWarp * 4), pairs{begin} {}
+
+  __device__ __forceinline__ void Wrap() { pairs.Wrap(begin); }
+  __device__ __forceinline__ void PadTo(uint32_t rows) { pairs.PadTo(rows, begin); }
+
+  // Byte q of `stored` is 1 if register q is.
+  __device__ __forceinline__ void Fragment(uint32_t mask, int f, uint32_t (&a)[4]) {
+    const uint32_t stored = mask >> f & 0x01010101u, bytes = stored * 0xffu, at = pairs.at;
+    a[0] = SharedAt<const uint32_t>(at) & PickBytes(bytes, 0x0000);
+    a[1] =
+        SharedAt<const uint32_t>(AddProductsOfBytes(stored, 0x80u, at)) & PickBytes(bytes, 0x1111);
+    a[2] = SharedAt<const uint32_t>(AddProductsOfBytes(stored, 0x8080u, at)) &
+           PickBytes(bytes, 0x2222);
+    a[3] = SharedAt<const uint32_t>(AddProductsOfBytes(stored, 0x808080u, at)) &
+           PickBytes(bytes, 0x3333);
+    pairs.at = AddProductsOfBytes(stored, 0x80808080u, at);
+  }
+};
+
+}  // namespace jaxsparse

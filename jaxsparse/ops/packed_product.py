@@ -1,0 +1,333 @@
+"""The product of a packed matrix and a dense one with few columns, as primitives.
+
+It is linear in the numbers of the matrix and in x. Its transposes are dense: that in x multiplies
+by the matrix written out, that in the numbers takes them from the outer product. So derivatives of
+every order come from `packed_product_p` and jnp.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import ShapedArray
+from jax.interpreters import ad, batching
+
+from jaxsparse import backend
+from jaxsparse.device import AnyDevice
+from jaxsparse.ops import arguments
+from jaxsparse.ops.packed_places import gathered_in, slots, unpacked
+from jaxsparse.ops.plain_products import ACTIVATIONS
+from jaxsparse.precision import common_dtype, unrounded
+from jaxsparse.primitive import (
+    Fallback,
+    FfiCall,
+    Operation,
+    Signature,
+    bind,
+    define_multilinear_jvp,
+    define_transpose,
+    make_primitive,
+    undefined,
+)
+
+if TYPE_CHECKING:
+    from jaxsparse.packed import Packed
+
+_MATRIX = (
+    ("values", "w 64"),
+    ("masks", "p s 32"),
+    ("starts", "p+1"),
+    ("panels", "p t 2"),
+    ("rows", "m"),
+)
+_MOST_COLUMNS = 128  # for which kernels are faster than the matrix written out
+_VECTOR = 8  # numbers of x that a kernel copies at once
+
+_VALUES, _X, _BIAS = 0, len(_MATRIX), len(_MATRIX) + 1
+
+
+def multiply_packed(
+    operation: str,
+    a: Packed,
+    x: Any,
+    *,
+    x_on_left: bool,
+    bias: Any = None,
+    activation: str | None = None,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    implementation: str | None = None,
+    variant: str | None = None,
+) -> jax.Array:
+    """A x, or with a dense matrix (n, k) on the left (A x^T)^T."""
+    x = arguments.as_array(operation, "x", x, 2)
+    arguments.as_precision(operation, precision)
+    backend.check_implementation(operation, implementation)
+    m, k = a.shape
+    if x.shape[-1 if x_on_left else -2] != k:
+        side = "columns" if x_on_left else "rows"
+        raise ValueError(
+            f"{operation}: x of shape {x.shape} must have {k} {side} for a packed matrix of shape "
+            f"{a.shape}"
+        )
+    if x.dtype != a.dtype:
+        raise TypeError(
+            f"{operation}: x must be {a.dtype}, as the packed matrix is, got {x.dtype}: cast it, "
+            "or pack the matrix in its dtype"
+        )
+    if activation not in ACTIVATIONS:
+        raise ValueError(
+            f"{operation}: activation must be one of {list(ACTIVATIONS)}, got {activation!r}"
+        )
+    operands = [a.values, a.masks, a.starts, a.panels, a.rows, x]
+    if bias is not None:
+        bias = arguments.as_array(operation, "bias", bias, 1)
+        arguments.check_floating(operation, bias=bias)
+        if bias.shape != (m,):
+            raise ValueError(
+                f"{operation}: bias must have shape ({m},), one for each row, got {bias.shape}"
+            )
+        operands.append(bias.astype(a.dtype))
+    params: dict[str, Any] = {
+        "cell": a.cell,
+        "parts": a.parts,
+        "x_on_left": x_on_left,
+        "out_dtype": arguments.result_dtype(operation, a.dtype, preferred_element_type),
+        "implementation": implementation,
+        "variant": variant,
+    }
+    primitive = packed_product_p
+    if bias is not None or activation is not None:
+        primitive = packed_epilogue_p
+        params |= {"has_bias": bias is not None, "activation": activation}
+
+    def product(x: jax.Array) -> jax.Array:
+        result: jax.Array = bind(primitive, *operands[:_X], x, *operands[_BIAS:], **params)[0]
+        return result
+
+    for _ in range(x.ndim - 2):
+        product = jax.vmap(product)
+    return product(x)
+
+
+def _signature(params: dict[str, Any]) -> Signature:
+    left = params["x_on_left"]
+    x, out = ("n k", "n m") if left else ("k n", "m n")
+    bias = (("bias", "m"),) if params.get("has_bias") else ()
+    return Signature((*_MATRIX, ("x", x), *bias), (("out", out),))
+
+
+def _product(matrix: jax.Array, stored: jax.Array, x: jax.Array) -> jax.Array:
+    """Matrix times x of the same dtype, in float32; 0 * NaN is no term of it."""
+    x = x.astype(matrix.dtype)
+
+    def dense(x: jax.Array) -> jax.Array:
+        product: jax.Array = jnp.dot(
+            matrix, x, precision=jax.lax.Precision.HIGHEST, preferred_element_type=jnp.float32
+        )
+        return product
+
+    def by_columns(x: jax.Array) -> jax.Array:
+        wide = matrix.astype(jnp.float32)
+
+        def of_column(column: jax.Array) -> jax.Array:
+            return jnp.sum(jnp.where(stored, wide * column, 0), 1)
+
+        columns: jax.Array = jax.lax.map(of_column, x.astype(jnp.float32).T)
+        return columns.T
+
+    if not matrix.size or not x.shape[1]:
+        return jnp.zeros((matrix.shape[0], x.shape[1]), jnp.float32)
+    return jax.lax.cond(jnp.all(jnp.isfinite(x)), dense, by_columns, x)
+
+
+def _written_out_form(
+    values: jax.Array,
+    masks: jax.Array,
+    starts: jax.Array,
+    panels: jax.Array,
+    rows: jax.Array,
+    x: jax.Array,
+    *bias: jax.Array,
+    cell: int,
+    parts: int,
+    x_on_left: bool,
+    out_dtype: Any,
+    has_bias: bool = False,
+    activation: str | None = None,
+    dtype: Any = None,
+) -> list[jax.Array]:
+    """Through the matrix written out in a dtype, by default its own; the rest as the primitives."""
+    x = x.T if x_on_left else x
+    form = {"columns": x.shape[0], "cell": cell, "parts": parts}
+    values = values if dtype is None else values.astype(dtype)
+    matrix, stored = unpacked(values, masks, starts, rows, **form)
+    z = _product(matrix, stored, x)
+    if has_bias:
+        z = z + bias[0].astype(z.dtype)[:, None]
+    y = ACTIVATIONS[activation](z).astype(out_dtype)
+    return [y.T if x_on_left else y]
+
+
+def _ffi(
+    params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice
+) -> FfiCall | Fallback:
+    n = avals[_X].shape[0 if params["x_on_left"] else 1]
+    if not isinstance(n, int):
+        return Fallback("the number of columns is not known when the program is compiled")
+    free = params["implementation"] is None and params["variant"] is None
+    if free and n > _MOST_COLUMNS:
+        return Fallback(f"for more than {_MOST_COLUMNS} columns it is taken to be faster")
+    # A kernel copies whole vectors of x: where a row has no multiple of 8 numbers, its columns do.
+    swap = not params["x_on_left"] and n % _VECTOR != 0
+    bias = ("bias",) if params.get("has_bias") else ()
+    return FfiCall(
+        ("values", "x", "masks", "starts", "panels", "rows", *bias),
+        {
+            "cell": params["cell"],
+            "parts": params["parts"],
+            "x_on_left": params["x_on_left"] or swap,
+            "activation": params.get("activation") or "none",
+        },
+        workspace=None,
+        swapped=("x", "out") if swap else (),
+    )
+
+
+def _stored(params: dict[str, Any], operands: dict[str, Any]) -> tuple[str, tuple[int, int]]:
+    shape = operands["rows"].shape[0], operands["x"].shape[-1 if params["x_on_left"] else -2]
+    words = operands["values"].shape[0] * 2 * 32
+    return f"packed matrix {shape} of {words} numbers, {params['parts']} parts", shape
+
+
+_LINEAR = ("cell", "parts", "x_on_left", "out_dtype")
+
+
+def _made(name: str, *more: str) -> Any:
+    return make_primitive(
+        Operation(
+            name=name,
+            target="packed_product",
+            params=(*_LINEAR, *more),
+            signature=_signature,
+            result_dtypes=lambda avals, params: [params["out_dtype"]],
+            shardable=("n",),
+            # In float32, in which a CPU multiplies numbers of 16 bits, too.
+            xla=functools.partial(_written_out_form, dtype=jnp.float32),
+            xla_on_gpu=_written_out_form,
+            ffi=_ffi,
+            on_cpu=Fallback("only GPUs have a kernel that multiplies packed matrices"),
+            plain="the matrix written out by XLA, and its dot",
+            stored=_stored,
+        )
+    )
+
+
+packed_product_p = _made("packed_product")
+packed_epilogue_p = _made("packed_epilogue", "has_bias", "activation")
+
+
+# ---- Batches of x are more columns ----
+
+
+def _batch(primitive: Any, operands: Any, dims: Any, **params: Any) -> Any:
+    if any(dim is not None for dim in dims[:_X]):
+        raise ValueError(
+            "packed_product: takes one packed matrix, got a batch of them: map over x alone"
+        )
+    if any(dim is not None for dim in dims[_BIAS:]):
+        return _batch_of_biases(operands, dims, **params)
+    x, left = operands[_X], params["x_on_left"]
+    axis = 0 if left else 1  # of the columns of the product, in x and in the result
+    x = jnp.moveaxis(x, dims[_X], axis)
+    sizes = x.shape[axis : axis + 2]
+    x = x.reshape(*x.shape[:axis], sizes[0] * sizes[1], *x.shape[axis + 2 :])
+    (out,) = bind(primitive, *operands[:_X], x, *operands[_BIAS:], **params)
+    return [out.reshape(*out.shape[:axis], *sizes, *out.shape[axis + 1 :])], [axis]
+
+
+def _batch_of_biases(operands: Any, dims: Any, **params: Any) -> Any:
+    def one(x: jax.Array, bias: jax.Array) -> jax.Array:
+        return _by_parts(*operands[:_X], x, bias, **params)
+
+    return [jax.vmap(one, (dims[_X], dims[_BIAS]))(operands[_X], operands[_BIAS])], [0]
+
+
+for _primitive in (packed_product_p, packed_epilogue_p):
+    batching.primitive_batchers[_primitive] = functools.partial(_batch, _primitive)
+
+
+# ---- Derivatives ----
+
+
+def _transpose(
+    ct: jax.Array,
+    operands: Any,
+    *,
+    cell: int,
+    parts: int,
+    x_on_left: bool,
+    out_dtype: Any,
+    implementation: str | None,
+    variant: str | None,
+    cotangent_dtype: Any = None,
+) -> tuple[int, jax.Array]:
+    values, masks, starts, _, rows, x = operands
+    form = {"cell": cell, "parts": parts}
+    ct = ct if cotangent_dtype is None else ct.astype(cotangent_dtype)
+    ct = ct.T if x_on_left else ct
+    if undefined(values):
+        dtype = common_dtype(ct.dtype, x.dtype)
+        outer = jax.lax.dot_general(
+            ct.astype(dtype),
+            (x.T if x_on_left else x).astype(dtype),
+            (((1,), (1,)), ((), ())),
+            precision=jax.lax.Precision.HIGHEST,
+            preferred_element_type=jnp.float32,
+        )
+        at = slots(masks, starts, **form)
+        return _VALUES, gathered_in(outer, at, rows, values.aval.shape[0])
+    k = x.aval.shape[1 if x_on_left else 0]
+    values = values.astype(common_dtype(ct.dtype, values.dtype))
+    matrix, stored = unpacked(values, masks, starts, rows, columns=k, **form)
+    cotangent = _product(matrix.T, stored.T, ct)
+    return _X, cotangent.T if x_on_left else cotangent
+
+
+define_multilinear_jvp(packed_product_p, lambda **params: (_VALUES, _X))
+define_transpose(packed_product_p, _transpose)
+
+
+def _by_parts(
+    *operands: jax.Array, has_bias: bool, activation: str | None, **params: Any
+) -> jax.Array:
+    """The same as `packed_epilogue_p`, with what follows the product in jnp."""
+    dtype = params["out_dtype"]
+    (z,) = bind(packed_product_p, *operands[:_BIAS], **unrounded(params))
+    if has_bias:
+        bias = operands[_BIAS].astype(z.dtype)
+        z = z + (bias if params["x_on_left"] else bias[:, None])
+    y: jax.Array = ACTIVATIONS[activation](z).astype(dtype)
+    return y
+
+
+def _epilogue_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+    varying = [i for i in (_VALUES, _X, _BIAS) if i < len(primals)]
+    varying = [i for i in varying if type(tangents[i]) is not ad.Zero]
+
+    def of_varying(*varied: jax.Array) -> jax.Array:
+        operands = list(primals)
+        for i, operand in zip(varying, varied, strict=True):
+            operands[i] = operand
+        return _by_parts(*operands, **{**params, "variant": None})
+
+    along = [tangents[i] for i in varying]
+    y, dy = jax.jvp(of_varying, tuple(primals[i] for i in varying), tuple(along))
+    return [y], [dy]
+
+
+ad.primitive_jvps[packed_epilogue_p] = _epilogue_jvp
