@@ -26,14 +26,13 @@ struct PackedProduct {
       return {rows, n};
     };
     const auto out = dense(m), x = dense(k);
-    ElementType out_dtype(kTypes), dtype({ffi::BF16, ffi::F16});
+    ElementType out_dtype(kTypes);
     p.out = call.Result("out", out_dtype, {out.first, out.second});
     p.workspace = call.ResultWorkspace(workspace);
+    ElementType dtype = ElementType::FactorsOf(out_dtype);
     p.values = call.Operand("values", dtype, {words, 2 * kWarp});
     p.x = call.Operand("x", dtype, {x.first, x.second});
-    if (!out_dtype.is(ffi::F32) && call.ok() && DTypeOf(out_dtype) != DTypeOf(dtype)) {
-      call.Fail("out must be float32 or of the dtype of values");
-    }
+    if (dtype.is(ffi::F32)) call.Fail("values must be bfloat16 or float16, got float32");
     p.m = m.size;
     p.k = k.size;
     const int64_t panels = PackedPanels(p.k, p.parts);

@@ -142,7 +142,8 @@ def _product(matrix: jax.Array, stored: jax.Array, x: jax.Array) -> jax.Array:
 
     if not matrix.size or not x.shape[1]:
         return jnp.zeros((matrix.shape[0], x.shape[1]), jnp.float32)
-    return jax.lax.cond(jnp.all(jnp.isfinite(x)), dense, by_columns, x)
+    product: jax.Array = jax.lax.cond(jnp.all(jnp.isfinite(x)), dense, by_columns, x)
+    return product
 
 
 def _written_out_form(

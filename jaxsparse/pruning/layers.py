@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxsparse.nn import SparseLinear
+from jaxsparse.nn import PackedLinear, SparseLinear
 from jaxsparse.nn.linear import LINEAR_OPTIONS, check_call, obstacle_of_options
 
 
@@ -116,6 +116,12 @@ def obstacle_of_linear_general(layer: nnx.LinearGeneral) -> str | None:
     if layer.dot_general is not None or layer.dot_general_cls is not None:
         return "it has a dot_general of its own, which a sparse product can't follow"
     return obstacle_of_options(layer)
+
+
+def packed_linear(layer: SparseLinear) -> PackedLinear | None:
+    """The layer with packed weights, or None if it computes in more than 16 bits."""
+    dtype = jnp.dtype(layer.values[...].dtype if layer.dtype is None else layer.dtype)
+    return PackedLinear.from_sparse(layer, dtype=dtype) if dtype.itemsize == 2 else None
 
 
 def dense_linear(layer: SparseLinear) -> nnx.Linear:
