@@ -64,34 +64,131 @@ class PackedPanelRows {
   }
 };
 
-// The rows of a warp's piece on their way through its ring.
+// The words and masks of a warp's piece on their way to shared memory, asked for in turns: turn 0
+// asks for what the first panels read, turn t + 1 for what there is room for when panel t begins.
+// Methods are called by all lanes.
 template <PackedMmaConfig kConfig>
-class PackedRing {
-  static constexpr int kAtOnce = 4;  // rows that a copy of 16 bytes by each lane has
-  static constexpr int kBytes = kPackedRingRows * kPackedRowBytes;
-  static_assert(kPackedRingRows % kAtOnce == 0 && kConfig.MirroredRows() % kAtOnce == 0);
+class PackedArrivals {
+  static constexpr int kRingBytes = kPackedRingRows * kPackedRowBytes;
+  static constexpr int kMasksBytes = kConfig.MasksBytes();
   const PackedPiece& piece_;
-  uint32_t to_;
-  uint32_t asked_ = 0;
+  uint32_t ring_, masks_;
+  uint64_t* barriers_;
+  uint32_t asked_ = 0;              // rows
+  uint32_t turn_ = 0, waited_ = 0;  // turns that have begun, and that have ended
 
- public:
-  __device__ PackedRing(const PackedPiece& piece, uint32_t ring)
-      : piece_(piece), to_(ring + threadIdx.x % kWarp * 16) {}
-
-  __device__ __forceinline__ uint32_t asked() const { return asked_; }
-
-  // Asks for as many rows as there is room for if all streams are through with `free` of them.
-  __device__ __forceinline__ void Ask(uint32_t free) {
+  // By lanes of 16 bytes each, four rows at once.
+  __device__ __forceinline__ void CopyRows(uint32_t end) {
+    constexpr int kAtOnce = 4;
+    static_assert(kPackedRingRows % kAtOnce == 0 && kConfig.MirroredRows() % kAtOnce == 0);
     const uint32_t lane = threadIdx.x % kWarp;
-    for (; asked_ < piece_.rows && asked_ + kAtOnce <= free + kPackedRingRows; asked_ += kAtOnce) {
+    for (; asked_ < piece_.rows && asked_ + kAtOnce <= end; asked_ += kAtOnce) {
       if (asked_ + lane / 8 >= piece_.rows) continue;
       const uint32_t place = asked_ % kPackedRingRows;
-      const uint32_t to = to_ + place * kPackedRowBytes;
+      const uint32_t to = ring_ + place * kPackedRowBytes + lane * 16;
       const unsigned char* from =
           piece_.words + static_cast<int64_t>(asked_) * kPackedRowBytes + lane * 16;
       AsyncCopy(to, from);
-      if (place < kConfig.MirroredRows()) AsyncCopy(to + kBytes, from);
+      if (place < kConfig.MirroredRows()) AsyncCopy(to + kRingBytes, from);
     }
+  }
+  __device__ __forceinline__ void CopyMasks(uint32_t panel, int stage) const {
+    const uint32_t lane = threadIdx.x % kWarp;
+    if (lane < kMasksBytes / 16) {
+      AsyncCopy(masks_ + stage * kMasksBytes + lane * 16,
+                reinterpret_cast<const unsigned char*>(piece_.masks) +
+                    static_cast<int64_t>(panel) * kMasksBytes + lane * 16);
+    }
+  }
+
+  // By one thread: as many bytes as the turn's barrier is to wait for.
+  struct BulkCopies {
+    uint64_t* barrier;
+    __device__ __forceinline__ void operator()(uint32_t to, const void* from,
+                                               uint32_t bytes) const {
+      BulkCopy(&SharedAt<char>(to), from, bytes, barrier);
+    }
+  };
+  __device__ __forceinline__ void AskInBulk(uint32_t end, uint32_t first_panel, int panels,
+                                            int stage) {
+    // Whatever `panels` of the piece says, not more than there is room for.
+    const uint32_t most = asked_ + kPackedRingRows;
+    end = end < piece_.rows ? end : piece_.rows;
+    end = end < asked_ ? asked_ : end < most ? end : most;
+    if (threadIdx.x % kWarp == 0) {
+      constexpr uint32_t kMirrored = kConfig.MirroredRows();
+      const uint32_t count = end - asked_, place = asked_ % kPackedRingRows;
+      const uint32_t room = kPackedRingRows - place, first = count < room ? count : room;
+      const uint32_t rest = count - first;  // from the beginning of the ring on
+      // Copies of rows at the beginning: of the rest behind the first ones, without a copy more.
+      const uint32_t behind = rest < kMirrored ? rest : kMirrored;
+      const uint32_t mirrored = place < kMirrored ? kMirrored - place : 0;
+      const uint32_t again = first < mirrored ? first : mirrored;
+      const BulkCopies copy{barriers_ + turn_ % kPackedTurns};
+      const uint32_t rows = count + behind + again;
+      ArriveAndExpect(copy.barrier, rows * kPackedRowBytes + panels * kMasksBytes);
+      const unsigned char* from = piece_.words + static_cast<int64_t>(asked_) * kPackedRowBytes;
+      const uint32_t to = ring_ + place * kPackedRowBytes;
+      if (count > 0) copy(to, from, (first + behind) * kPackedRowBytes);
+      if (rest > 0) copy(ring_, from + first * kPackedRowBytes, rest * kPackedRowBytes);
+      if (again > 0) copy(to + kRingBytes, from, again * kPackedRowBytes);
+      if (panels > 0) {
+        copy(masks_ + stage * kMasksBytes,
+             reinterpret_cast<const unsigned char*>(piece_.masks) +
+                 static_cast<int64_t>(first_panel) * kMasksBytes,
+             panels * kMasksBytes);
+      }
+    }
+    asked_ = end;
+  }
+
+ public:
+  __device__ PackedArrivals(const PackedPiece& piece, uint32_t ring, uint32_t masks,
+                            uint64_t* barriers)
+      : piece_(piece), ring_(ring), masks_(masks), barriers_(barriers) {
+    if constexpr (kConfig.bulk) {
+      if (threadIdx.x % kWarp == 0) {
+        for (int turn = 0; turn < kPackedTurns; ++turn) InitBarrier(barriers_ + turn, 1);
+        FenceShared();
+      }
+      __syncwarp();
+    }
+  }
+
+  __device__ __forceinline__ uint32_t asked() const { return asked_; }
+
+  // Begins a turn: asks for as many rows as there is room for if all streams are through with
+  // `free` of them, and for the masks of some panels, into their stages.
+  __device__ __forceinline__ void Ask(uint32_t free, uint32_t first_panel, int panels, int stage) {
+    const uint32_t left = first_panel < piece_.panel_count ? piece_.panel_count - first_panel : 0;
+    panels = left < static_cast<uint32_t>(panels) ? static_cast<int>(left) : panels;
+    if constexpr (kConfig.bulk) {
+      AskInBulk(free + kPackedRingRows, first_panel, panels, stage);
+    } else {
+      for (int i = 0; i < panels; ++i) CopyMasks(first_panel + i, stage + i);
+      CopyRows(free + kPackedRingRows);
+      CommitCopies();
+    }
+    ++turn_;
+  }
+
+  // Waits for all turns but so many of the latest.
+  template <int kPending>
+  __device__ __forceinline__ void WaitForTurns() {
+    if constexpr (kConfig.bulk) {
+#pragma unroll 1
+      for (; waited_ + kPending < turn_; ++waited_) {
+        WaitForPhase(barriers_ + waited_ % kPackedTurns, waited_ / kPackedTurns % 2);
+      }
+    } else {
+      WaitForCopyGroups<kPending>();
+      __syncwarp();
+    }
+  }
+
+  __device__ __forceinline__ uint32_t Mask(int stage, int step) const {
+    return SharedAt<const uint32_t>(masks_ + stage * kMasksBytes + step * kPackedRowBytes +
+                                    threadIdx.x % kWarp * 4);
   }
 };
 

@@ -14,48 +14,68 @@ template <typename T, PackedMmaConfig kConfig>
 class PackedColumns {
   static constexpr bool kLeft = kConfig.x_on_left;
   static constexpr int kVector = 8;
+  static constexpr int kThreads = kConfig.warps * kWarp;
+  // Vectors of a line or row, and lines or rows between those that a thread copies.
   static constexpr int kAcross = kLeft ? kPackedPanelColumns / kVector : kConfig.columns / kVector;
-  static constexpr int kCount = kConfig.columns * kPackedPanelColumns / kVector;  // vectors
+  static constexpr int kDown = kLeft ? kConfig.columns : kPackedPanelColumns;
+  static constexpr int kApart = kThreads / kAcross;
+  static constexpr int kTurns = (kDown + kApart - 1) / kApart;
   static constexpr int kPlaneBytes = kPackedPanelColumns * 16;
-  const T* x_;
-  int64_t pitch_, k_;
-  int left_;  // columns that there are
-  uint32_t panels_;
+  static_assert(kThreads % kAcross == 0);
+
+  const T* from_;  // what the thread copies first of panel 0
+  int64_t pitch_;
+  uint32_t panels_, to_;
+  int line_, chunk_;    // of that
+  int rows_, columns_;  // of x, from the first one of the tile on
   bool wide_;
 
  public:
-  // From this column on; `panels`: the address of the first stage.
-  __device__ PackedColumns(const PackedProblem& p, int64_t first_column, uint32_t panels)
-      : x_(static_cast<const T*>(p.x.data) + (kLeft ? first_column * p.k : first_column)),
-        pitch_(kLeft ? p.k : p.n),
-        k_(p.k),
-        left_(static_cast<int>(p.n - first_column < kConfig.columns ? p.n - first_column
-                                                                    : kConfig.columns)),
+  // From these on; `panels`: the address of the first stage.
+  __device__ PackedColumns(const PackedProblem& p, int64_t first_row, int64_t first_column,
+                           uint32_t panels)
+      : pitch_(kLeft ? p.k : p.n),
         panels_(panels),
-        wide_(pitch_ % kVector == 0 && IsAligned<Words4>(p.x.data)) {}
+        line_(threadIdx.x / kAcross),
+        chunk_(threadIdx.x % kAcross),
+        rows_(static_cast<int>(p.k - first_row)),
+        columns_(static_cast<int>(p.n - first_column)),
+        wide_(pitch_ % kVector == 0 && IsAligned<Words4>(p.x.data)) {
+    const int64_t first = kLeft ? first_column * p.k + first_row : first_row * p.n + first_column;
+    from_ = static_cast<const T*>(p.x.data) + first + line_ * pitch_ + chunk_ * kVector;
+    to_ = panels_ +
+          (kLeft ? line_ * kConfig.LineBytes() + chunk_ * 16 : chunk_ * kPlaneBytes + line_ * 16);
+  }
 
-  // Asks for the panel that begins with row `first` of x; places that x does not have are 0.
-  __device__ __forceinline__ void Ask(int64_t first, int stage) const {
-    const uint32_t to = panels_ + stage * kConfig.PanelBytes();
+  // Asks for a panel; places that x does not have are 0.
+  __device__ __forceinline__ void Ask(uint32_t panel, int stage) const {
+    constexpr int kStep = kLeft ? kConfig.LineBytes() : 16;
+    const int first = static_cast<int>(panel) * kPackedPanelColumns;
+    const T* from = from_ + (kLeft ? first : first * pitch_);
+    const uint32_t to = to_ + stage * kConfig.PanelBytes();
+    const int rows = rows_ - first;
+    if (wide_) {
 #pragma unroll
-    for (int i = threadIdx.x; i < kCount; i += kConfig.warps * kWarp) {
-      const int line = i / kAcross, chunk = i % kAcross;
-      const int column = kLeft ? line : chunk * kVector;
-      const int64_t row = first + (kLeft ? chunk * kVector : line);
-      const T* from = x_ + (kLeft ? column * pitch_ + row : row * pitch_ + column);
-      const uint32_t place =
-          to + (kLeft ? line * kConfig.LineBytes() + chunk * 16 : chunk * kPlaneBytes + line * 16);
-      if (wide_) {
-        AsyncCopyOrZero(place, from, column < left_ && row < k_);
-      } else {
-        Vector<T, kVector> vector = {};
-#pragma unroll 1
-        for (int e = 0; e < kVector; ++e) {
-          const bool exists =
-              kLeft ? column < left_ && row + e < k_ : column + e < left_ && row < k_;
-          SharedAt<T>(place + e * sizeof(T)) = exists ? from[e] : T{};
-        }
+      for (int i = 0; i < kTurns; ++i) {
+        const int line = line_ + i * kApart;
+        const bool exists = kLeft ? line < columns_ && chunk_ * kVector < rows
+                                  : line < rows && chunk_ * kVector < columns_;
+        if (kDown % kApart != 0 && line >= kDown) break;
+        AsyncCopyOrZero(to + i * kApart * kStep, from, exists);
+        from += kApart * pitch_;
       }
+      return;
+    }
+#pragma unroll 1
+    for (int line = line_; line < kDown; line += kApart) {
+#pragma unroll 1
+      for (int e = 0; e < kVector; ++e) {
+        const int across = chunk_ * kVector + e;
+        const bool exists =
+            kLeft ? line < columns_ && across < rows : line < rows && across < columns_;
+        SharedAt<T>(to + (line - line_) * kStep + e * sizeof(T)) = exists ? from[e] : T{};
+      }
+      from += kApart * pitch_;
     }
   }
 

@@ -18,6 +18,7 @@ PackedMmaConfig ConfigOf(const PackedProblem& p) {
   PackedMmaConfig config;
   config.cell = p.cell;
   config.x_on_left = p.x_on_left;
+  config.bulk = p.gpu.compute_capability >= 90;
   while (config.columns < kWidestTile && config.columns < p.n) config.columns *= 2;
   for (; config.columns >= 8; config.columns /= 2) {
     for (config.warps = 8; config.warps >= 2; config.warps /= 2) {
@@ -32,14 +33,15 @@ PackedMmaConfig ConfigOf(const PackedProblem& p) {
 
 KernelSource Source(const PackedProblem& p) {
   const PackedMmaConfig config = ConfigOf(p);
-  return {"packed/kernels/packed_mma.cu",
-          KernelExpression(
-              "PackedMma",
-              {TypeName(p.dtype), TypeName(p.out_dtype),
-               ConfigExpression("PackedMmaConfig",
-                                {Field("cell", config.cell), Field("columns", config.columns),
-                                 Field("warps", config.warps), Field("stages", config.stages),
-                                 Field("x_on_left", config.x_on_left)})})};
+  return {
+      "packed/kernels/packed_mma.cu",
+      KernelExpression(
+          "PackedMma",
+          {TypeName(p.dtype), TypeName(p.out_dtype),
+           ConfigExpression("PackedMmaConfig",
+                            {Field("cell", config.cell), Field("columns", config.columns),
+                             Field("warps", config.warps), Field("stages", config.stages),
+                             Field("x_on_left", config.x_on_left), Field("bulk", config.bulk)})})};
 }
 
 LaunchShape Shape(const PackedProblem& p) {

@@ -15,25 +15,6 @@
 
 namespace jaxsparse {
 
-// Masks of a warp's piece on their way through shared memory, panel by panel.
-template <PackedMmaConfig kConfig>
-struct PackedMasks {
-  uint32_t stages;
-
-  __device__ __forceinline__ void Ask(const PackedPiece& piece, uint32_t panel, int stage) const {
-    constexpr int kLanes = kConfig.MasksBytes() / 16;
-    const int lane = threadIdx.x % kWarp;
-    if (lane < kLanes && panel < piece.panel_count) {
-      AsyncCopy(stages + stage * kConfig.MasksBytes() + lane * 16,
-                piece.masks + (static_cast<int64_t>(panel) * kLanes + lane) * 4);
-    }
-  }
-  __device__ __forceinline__ uint32_t At(int stage, int step) const {
-    return SharedAt<const uint32_t>(stages + stage * kConfig.MasksBytes() + step * kPackedRowBytes +
-                                    threadIdx.x % kWarp * 4);
-  }
-};
-
 template <typename T, typename Out, PackedMmaConfig kConfig>
 __global__ void __launch_bounds__(kConfig.warps* kWarp, 1)
     PackedMma(const __grid_constant__ PackedProblem p) {
@@ -54,53 +35,46 @@ __global__ void __launch_bounds__(kConfig.warps* kWarp, 1)
 
   const uint32_t shared = AddressOfShared(packed_stages);
   const uint32_t own_ring = shared + warp * kConfig.RingBytes();
-  PackedRing<kConfig> ring(piece, own_ring);
+  PackedArrivals<kConfig> arrivals(
+      piece, own_ring, shared + kConfig.MasksAt() + warp * kStages * kConfig.MasksBytes(),
+      reinterpret_cast<uint64_t*>(packed_stages + kConfig.BarriersAt()) + warp * kPackedTurns);
   PackedPanelRows panel_rows(piece);
-  const PackedMasks<kConfig> masks{shared + kConfig.MasksAt() +
-                                   warp * kStages * kConfig.MasksBytes()};
-  const PackedColumns<T, kConfig> columns(p, first_column, shared + kConfig.PanelsAt());
-  const int64_t first_row = part * panels * kPackedPanelColumns;
-
-  const auto ask = [&](uint32_t panel, int stage) {
-    if (panel < panels) {
-      columns.Ask(first_row + static_cast<int64_t>(panel) * kPackedPanelColumns, stage);
-      masks.Ask(piece, panel, stage);
-    }
-  };
+  const PackedColumns<T, kConfig> columns(p, part * panels * kPackedPanelColumns, first_column,
+                                          shared + kConfig.PanelsAt());
+  // The groups of copies that panels of x are in are turns, too.
 #pragma unroll
-  for (int stage = 0; stage < kStages - 1; ++stage) {
-    ask(stage, stage);
-    if (stage == 0) ring.Ask(0);
-    CommitCopies();
+  for (int panel = 0; panel < kStages - 1; ++panel) {
+    if (static_cast<uint32_t>(panel) < panels) columns.Ask(panel, panel);
+    if (panel < kStages - 2 || kConfig.bulk) CommitCopies();
   }
+  arrivals.Ask(0, 0, kStages - 1, 0);
 
   LaneStreams<kConfig.cell> streams(own_ring);
   float sums[kTiles][4] = {};
-  // Rows that were asked for two panels ago, and one.
-  uint32_t asked_before = ring.asked();
+  uint32_t asked_before = arrivals.asked();  // until the turn before the last one
   int stage = 0;
 #pragma unroll 1
   for (uint32_t panel = 0; panel < panels; ++panel) {
     const Words2 rows = panel_rows.At(panel);
-    if (kStages == 2 || rows.y > asked_before) {
-      WaitForCopyGroups<0>();
+    WaitForCopyGroups<kStages - 2>();
+    if (kStages == 2 || panel == 0 || rows.y > asked_before) {
+      arrivals.template WaitForTurns<0>();
     } else {
-      WaitForCopyGroups<kStages - 2>();
+      arrivals.template WaitForTurns<1>();
     }
     __syncthreads();
-    asked_before = ring.asked();
-    ask(panel + kStages - 1, stage == 0 ? kStages - 1 : stage - 1);
-    ring.Ask(rows.x);
-    CommitCopies();
-    if (rows.y > asked_before) {
-      WaitForCopyGroups<0>();
-      __syncwarp();
-    }
+    asked_before = arrivals.asked();
+    const uint32_t next = panel + kStages - 1;
+    const int next_stage = stage == 0 ? kStages - 1 : stage - 1;
+    if (next < panels) columns.Ask(next, next_stage);
+    if (kConfig.bulk) CommitCopies();
+    arrivals.Ask(rows.x, next, 1, next_stage);
+    if (rows.y > asked_before) arrivals.template WaitForTurns<0>();
     // Tensor cores cut off what does not fit when they add, so only a panel is summed there.
     float of_panel[kTiles][4] = {};
 #pragma unroll 1
     for (int step = 0; step < kSteps; ++step) {
-      const uint32_t mask = masks.At(stage, step);
+      const uint32_t mask = arrivals.Mask(stage, step);
       streams.Wrap();
 #pragma unroll
       for (int f = 0; f < kFragments; f += 2) {
@@ -124,6 +98,7 @@ __global__ void __launch_bounds__(kConfig.warps* kWarp, 1)
     streams.PadTo(rows.y);
     stage = stage == kStages - 1 ? 0 : stage + 1;
   }
+  arrivals.template WaitForTurns<0>();
 
   // Where some number of x is not finite, no sum of its column is.
   float not_finite = 0;
@@ -133,7 +108,6 @@ __global__ void __launch_bounds__(kConfig.warps* kWarp, 1)
     for (int i = 0; i < 4; ++i) not_finite += sums[t][i] * 0.0f;
   }
   if (exists && __any_sync(kAllLanes, not_finite != 0)) {
-    WaitForCopyGroups<0>();
     __syncwarp();
     const ExactPiece<T, kConfig.cell> exact(p, piece, part);
 #pragma unroll 1

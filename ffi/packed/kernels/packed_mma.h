@@ -6,6 +6,7 @@
 
 namespace jaxsparse {
 
+constexpr int kPackedTurns = 4;       // of bulk copies, that may be under way
 constexpr int kPackedRingRows = 128;  // of words: more than any panel reads, and what comes next
 
 struct PackedMmaConfig {
@@ -14,9 +15,10 @@ struct PackedMmaConfig {
   int warps = 8;
   int stages = 3;  // panels of x and of masks
   bool x_on_left = false;
+  bool bulk = false;  // words and masks come by bulk copies, which take few instructions
 
-  // Of shared memory, in bytes: rings of words and masks for each warp, and panels of x. What a
-  // step reads behind the end of a ring are copies of its first rows.
+  // Of shared memory, in bytes: rings of words and masks for each warp, panels of x, and barriers
+  // for bulk copies. What a step reads behind the end of a ring are copies of its first rows.
   constexpr int MirroredRows() const { return 16 * cell; }
   constexpr int RingBytes() const { return (kPackedRingRows + MirroredRows()) * kPackedRowBytes; }
   constexpr int MasksBytes() const { return kPackedPanelMasks / cell * kPackedRowBytes; }
@@ -27,7 +29,8 @@ struct PackedMmaConfig {
   constexpr int PanelBytes() const {
     return x_on_left ? columns * LineBytes() : columns / 8 * kPackedPanelColumns * LineBytes();
   }
-  constexpr int SharedBytes() const { return PanelsAt() + stages * PanelBytes(); }
+  constexpr int BarriersAt() const { return PanelsAt() + stages * PanelBytes(); }
+  constexpr int SharedBytes() const { return BarriersAt() + (bulk ? warps * kPackedTurns * 8 : 0); }
   constexpr int TileRows() const { return warps * kPackedStripRows; }
 };
 

@@ -183,7 +183,7 @@ int main() {
   using namespace jaxsparse;
   TestSizes<bfloat16, bfloat16, {.cell = 1, .columns = 8, .warps = 2}>();
   TestSizes<bfloat16, float, {.cell = 2, .columns = 8, .warps = 4, .x_on_left = true}>();
-  TestSizes<float16, float16, {.cell = 2, .columns = 16, .warps = 2, .stages = 2}>();
-  TestSizes<float16, float, {.cell = 1, .columns = 16, .warps = 2, .x_on_left = true}>();
+  TestSizes<float16, float16, {.cell = 2, .columns = 16, .warps = 2, .stages = 2, .bulk = true}>();
+  TestSizes<float16, float, {.columns = 16, .warps = 2, .x_on_left = true, .bulk = true}>();
   std::puts("all results agree");
 }
