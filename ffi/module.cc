@@ -64,6 +64,7 @@ const std::vector<OperationEntry>& Entries() {
                                                                AttentionTangentEntry(),
                                                                AttentionCotangentEntry(),
                                                                PackedProductEntry(),
+                                                               PackedUnpackEntry(),
                                                                CheckTopologyEntry(),
                                                                RecurrentScanEntry(),
                                                                RecurrentWaveEntry(),

@@ -21,6 +21,7 @@ from jaxsparse.ops.packed_places import (
     unpacked,
 )
 from jaxsparse.ops.packed_product import multiply_packed
+from jaxsparse.ops.packed_unpack import written_out
 from jaxsparse.pattern import is_concrete
 from jaxsparse.topology import Topology
 
@@ -182,17 +183,17 @@ class Packed:
 
     def todense(self) -> jax.Array:
         """The dense matrix (m, k). Differentiable."""
-        return self._written_out()[0]
+        return written_out([getattr(self, name) for name in _ARRAYS], **self._form)
 
-    def _written_out(self) -> tuple[jax.Array, jax.Array]:
-        form = {"columns": self.shape[1], "cell": self.cell, "parts": self.parts}
-        arrays = self.values, self.masks, self.starts, self.rows
-        written_out: tuple[jax.Array, jax.Array] = unpacked(*arrays, **form)
-        return written_out
+    @property
+    def _form(self) -> dict[str, Any]:
+        return {"columns": self.shape[1], "cell": self.cell, "parts": self.parts}
 
     def stored(self) -> jax.Array:
         """Which places are stored, bool (m, k); with cells of 2 none that hold 0 are."""
-        return self._written_out()[1]
+        stored: jax.Array
+        _, stored = unpacked(self.values, self.masks, self.starts, self.rows, **self._form)
+        return stored
 
     def repack(self, values: jax.Array) -> Packed:
         """The same with other values on the pattern that it was packed from: one gather.

@@ -79,6 +79,7 @@ OperationEntry AttentionTangentEntry();
 OperationEntry PagedAttentionEntry();
 OperationEntry AttentionCotangentEntry();
 OperationEntry PackedProductEntry();
+OperationEntry PackedUnpackEntry();
 OperationEntry CheckTopologyEntry();
 OperationEntry RecurrentScanEntry();
 OperationEntry RecurrentWaveEntry();

@@ -8,5 +8,7 @@
 namespace jaxsparse {
 
 extern const Table<CudaVariant<PackedProblem>> kPackedCudaVariants;
+// out (m, k) is the matrix itself; nothing else is dense.
+extern const Table<CudaVariant<PackedProblem>> kUnpackCudaVariants;
 
 }  // namespace jaxsparse

@@ -1,4 +1,5 @@
-// The table of CUDA variants of the product by a packed matrix; ties in the choice take its order.
+// The tables of CUDA variants of products by packed matrices, and of writing these out; ties in the
+// choice take their order.
 #include "packed/packed_cuda.h"
 
 #include "packed/packed.h"
@@ -7,10 +8,12 @@ namespace jaxsparse {
 namespace {
 
 // Copies of constants, which are initialised before any code runs.
-const PackedVariant kVariants[] = {kPackedMma};
+const PackedVariant kProducts[] = {kPackedMma};
+const PackedVariant kUnpackings[] = {kPackedUnpack};
 
 }  // namespace
 
-extern constinit const Table<PackedVariant> kPackedCudaVariants = MakeTable(kVariants);
+extern constinit const Table<PackedVariant> kPackedCudaVariants = MakeTable(kProducts);
+extern constinit const Table<PackedVariant> kUnpackCudaVariants = MakeTable(kUnpackings);
 
 }  // namespace jaxsparse

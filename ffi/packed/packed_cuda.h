@@ -1,4 +1,5 @@
-// The CUDA variants of the product by a packed matrix, each defined beside its kernel in kernels/.
+// The CUDA variants of products by packed matrices, and of writing these out, each defined beside
+// its kernel in kernels/.
 #pragma once
 
 #include "host/variant.h"
@@ -10,5 +11,7 @@ using PackedVariant = CudaVariant<PackedProblem>;
 
 // kernels/packed_mma.cc
 extern const PackedVariant kPackedMma;
+// kernels/packed_unpack.cc
+extern const PackedVariant kPackedUnpack;
 
 }  // namespace jaxsparse

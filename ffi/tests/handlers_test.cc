@@ -291,7 +291,7 @@ std::vector<Target> Targets() {
                   {"backward", SoftmaxCall(true, "float16", {3}), optional, {}, {}, {3}}}};
   const std::vector<std::pair<std::string, int64_t>> of_packed = {
       {"cell", 0}, {"cell", 3}, {"parts", 0}, {"workspace", -1}, {"workspace", kHuge}};
-  Target packed{PackedProductEntry(), {}};
+  Target packed{PackedProductEntry(), {}}, unpacked{PackedUnpackEntry(), {}};
   for (const int64_t cell : {1, 2}) {
     const bool second = cell == 2;
     packed.calls.push_back({"cells of " + std::to_string(cell),
@@ -301,6 +301,13 @@ std::vector<Target> Targets() {
                             {"values 1", second ? "x 0" : "x 1"},
                             {},
                             of_packed});
+    unpacked.calls.push_back({"cells of " + std::to_string(cell),
+                              UnpackCall(cell),
+                              {},
+                              {},
+                              {"values 1", "out 0"},
+                              {},
+                              {{"cell", 0}, {"cell", 3}, {"parts", 0}}});
   }
   const std::vector<std::pair<std::string, int64_t>> columns = {{"columns", -1},
                                                                 {"columns", kHuge}};
@@ -395,8 +402,8 @@ std::vector<Target> Targets() {
   Target losses{DynamicLossEntry(),
                 {OfGraphs("in float32", GraphLossCall("float32")),
                  OfGraphs("in bfloat16", GraphLossCall("bfloat16"))}};
-  return {spmm,      sddmm, packed, softmax, attention, paged, tangent,
-          cotangent, check, scan,   wave,    graphs,    losses};
+  return {spmm,    sddmm,     packed, unpacked, softmax, attention, paged,
+          tangent, cotangent, check,  scan,     wave,    graphs,    losses};
 }
 
 int Main() {

@@ -20,6 +20,7 @@ from jaxsparse import backend
 from jaxsparse.device import AnyDevice
 from jaxsparse.ops import arguments
 from jaxsparse.ops.packed_places import gathered_in, slots, unpacked
+from jaxsparse.ops.packed_unpack import MATRIX, packed_unpack_p, written_out
 from jaxsparse.ops.plain_products import ACTIVATIONS
 from jaxsparse.precision import common_dtype, unrounded
 from jaxsparse.primitive import (
@@ -28,6 +29,7 @@ from jaxsparse.primitive import (
     Operation,
     Signature,
     bind,
+    bind_local,
     define_multilinear_jvp,
     define_transpose,
     make_primitive,
@@ -37,17 +39,10 @@ from jaxsparse.primitive import (
 if TYPE_CHECKING:
     from jaxsparse.packed import Packed
 
-_MATRIX = (
-    ("values", "w 64"),
-    ("masks", "p s 32"),
-    ("starts", "p+1"),
-    ("panels", "p t 2"),
-    ("rows", "m"),
-)
 _MOST_COLUMNS = 128  # for which kernels are faster than the matrix written out
 _VECTOR = 8  # numbers of x that a kernel copies at once
 
-_VALUES, _X, _BIAS = 0, len(_MATRIX), len(_MATRIX) + 1
+_VALUES, _X, _BIAS = 0, len(MATRIX), len(MATRIX) + 1
 
 
 def multiply_packed(
@@ -118,7 +113,7 @@ def _signature(params: dict[str, Any]) -> Signature:
     left = params["x_on_left"]
     x, out = ("n k", "n m") if left else ("k n", "m n")
     bias = (("bias", "m"),) if params.get("has_bias") else ()
-    return Signature((*_MATRIX, ("x", x), *bias), (("out", out),))
+    return Signature((*MATRIX, ("x", x), *bias), (("out", out),))
 
 
 def _product(matrix: jax.Array, stored: jax.Array, x: jax.Array) -> jax.Array:
@@ -146,7 +141,7 @@ def _product(matrix: jax.Array, stored: jax.Array, x: jax.Array) -> jax.Array:
     return product
 
 
-def _written_out_form(
+def _plain(
     values: jax.Array,
     masks: jax.Array,
     starts: jax.Array,
@@ -157,21 +152,51 @@ def _written_out_form(
     cell: int,
     parts: int,
     x_on_left: bool,
+    **epilogue: Any,
+) -> list[jax.Array]:
+    """Through the matrix written out in float32, with the params of the primitives."""
+    x = x.T if x_on_left else x
+    form = {"columns": x.shape[0], "cell": cell, "parts": parts}
+    matrix, stored = unpacked(values.astype(jnp.float32), masks, starts, rows, **form)
+    return [_after(_product(matrix, stored, x), bias, x_on_left, **epilogue)]
+
+
+def _after(
+    z: jax.Array,
+    bias: Sequence[jax.Array],
+    x_on_left: bool,
+    *,
     out_dtype: Any,
     has_bias: bool = False,
     activation: str | None = None,
-    dtype: Any = None,
-) -> list[jax.Array]:
-    """Through the matrix written out in a dtype, by default its own; the rest as the primitives."""
-    x = x.T if x_on_left else x
-    form = {"columns": x.shape[0], "cell": cell, "parts": parts}
-    values = values if dtype is None else values.astype(dtype)
-    matrix, stored = unpacked(values, masks, starts, rows, **form)
-    z = _product(matrix, stored, x)
+) -> jax.Array:
+    """The result of a product A x in float32."""
     if has_bias:
         z = z + bias[0].astype(z.dtype)[:, None]
-    y = ACTIVATIONS[activation](z).astype(out_dtype)
-    return [y.T if x_on_left else y]
+    y: jax.Array = ACTIVATIONS[activation](z).astype(out_dtype)
+    return y.T if x_on_left else y
+
+
+def _dense_on_gpu(*operands: jax.Array, **params: Any) -> list[jax.Array]:
+    """By XLA's dot where x is finite, else by the kernel: 0 * NaN would spread."""
+    matrix, x, bias = operands[:_X], operands[_X], operands[_BIAS:]
+    left = params["x_on_left"]
+    form = {name: params[name] for name in ("cell", "parts")}
+    by_name = {"implementation": "cuda", "variant": None}
+
+    def by_dot() -> list[jax.Array]:
+        k = x.shape[1 if left else 0]
+        (a,) = bind_local(packed_unpack_p, *matrix, columns=k, **form, **by_name)
+        z = jnp.dot(a, x.T if left else x, preferred_element_type=jnp.float32)
+        epilogue = {name: params[name] for name in params if name not in (*form, "x_on_left")}
+        return [_after(z, bias, left, **epilogue)]
+
+    def by_kernel() -> list[jax.Array]:
+        primitive = packed_epilogue_p if "activation" in params else packed_product_p
+        return bind_local(primitive, *operands, **params, **by_name)
+
+    results: list[jax.Array] = jax.lax.cond(jnp.all(jnp.isfinite(x)), by_dot, by_kernel)
+    return results
 
 
 def _ffi(
@@ -182,7 +207,11 @@ def _ffi(
         return Fallback("the number of columns is not known when the program is compiled")
     free = params["implementation"] is None and params["variant"] is None
     if free and n > _MOST_COLUMNS:
-        return Fallback(f"for more than {_MOST_COLUMNS} columns it is taken to be faster")
+        return Fallback(
+            f"for more than {_MOST_COLUMNS} columns a dense product is taken to be faster",
+            _dense_on_gpu,
+            called="the matrix written out, and XLA's dot",
+        )
     # A kernel copies whole vectors of x: where a row has no multiple of 8 numbers, its columns do.
     swap = not params["x_on_left"] and n % _VECTOR != 0
     bias = ("bias",) if params.get("has_bias") else ()
@@ -217,9 +246,7 @@ def _made(name: str, *more: str) -> Any:
             signature=_signature,
             result_dtypes=lambda avals, params: [params["out_dtype"]],
             shardable=("n",),
-            # In float32, in which a CPU multiplies numbers of 16 bits, too.
-            xla=functools.partial(_written_out_form, dtype=jnp.float32),
-            xla_on_gpu=_written_out_form,
+            xla=_plain,
             ffi=_ffi,
             on_cpu=Fallback("only GPUs have a kernel that multiplies packed matrices"),
             plain="the matrix written out by XLA, and its dot",
@@ -277,7 +304,7 @@ def _transpose(
     variant: str | None,
     cotangent_dtype: Any = None,
 ) -> tuple[int, jax.Array]:
-    values, masks, starts, _, rows, x = operands
+    values, masks, starts, panels, rows, x = operands
     form = {"cell": cell, "parts": parts}
     ct = ct if cotangent_dtype is None else ct.astype(cotangent_dtype)
     ct = ct.T if x_on_left else ct
@@ -293,9 +320,9 @@ def _transpose(
         at = slots(masks, starts, **form)
         return _VALUES, gathered_in(outer, at, rows, values.aval.shape[0])
     k = x.aval.shape[1 if x_on_left else 0]
-    values = values.astype(common_dtype(ct.dtype, values.dtype))
-    matrix, stored = unpacked(values, masks, starts, rows, columns=k, **form)
-    cotangent = _product(matrix.T, stored.T, ct)
+    matrix = written_out((values, masks, starts, panels, rows), columns=k, **form)
+    matrix = matrix.astype(common_dtype(ct.dtype, values.dtype)).T
+    cotangent = _product(matrix, matrix != 0, ct)  # as in cells of 2, a stored 0 counts as none
     return _X, cotangent.T if x_on_left else cotangent
 
 

@@ -8,7 +8,7 @@
 #pragma once
 
 #include "cuda/device.cuh"
-#include "packed/kernels/packed_mma.h"
+#include "packed/kernels/lane_streams.h"
 
 namespace jaxsparse {
 
@@ -67,10 +67,10 @@ class PackedPanelRows {
 // The words and masks of a warp's piece on their way to shared memory, asked for in turns: turn 0
 // asks for what the first panels read, turn t + 1 for what there is room for when panel t begins.
 // Methods are called by all lanes.
-template <PackedMmaConfig kConfig>
+template <int kCell, bool kBulk>
 class PackedArrivals {
   static constexpr int kRingBytes = kPackedRingRows * kPackedRowBytes;
-  static constexpr int kMasksBytes = kConfig.MasksBytes();
+  static constexpr int kMasksBytes = PackedMasksBytes(kCell);
   const PackedPiece& piece_;
   uint32_t ring_, masks_;
   uint64_t* barriers_;
@@ -80,7 +80,7 @@ class PackedArrivals {
   // By lanes of 16 bytes each, four rows at once.
   __device__ __forceinline__ void CopyRows(uint32_t end) {
     constexpr int kAtOnce = 4;
-    static_assert(kPackedRingRows % kAtOnce == 0 && kConfig.MirroredRows() % kAtOnce == 0);
+    static_assert(kPackedRingRows % kAtOnce == 0 && PackedMirroredRows(kCell) % kAtOnce == 0);
     const uint32_t lane = threadIdx.x % kWarp;
     for (; asked_ < piece_.rows && asked_ + kAtOnce <= end; asked_ += kAtOnce) {
       if (asked_ + lane / 8 >= piece_.rows) continue;
@@ -89,7 +89,7 @@ class PackedArrivals {
       const unsigned char* from =
           piece_.words + static_cast<int64_t>(asked_) * kPackedRowBytes + lane * 16;
       AsyncCopy(to, from);
-      if (place < kConfig.MirroredRows()) AsyncCopy(to + kRingBytes, from);
+      if (place < PackedMirroredRows(kCell)) AsyncCopy(to + kRingBytes, from);
     }
   }
   __device__ __forceinline__ void CopyMasks(uint32_t panel, int stage) const {
@@ -116,7 +116,7 @@ class PackedArrivals {
     end = end < piece_.rows ? end : piece_.rows;
     end = end < asked_ ? asked_ : end < most ? end : most;
     if (threadIdx.x % kWarp == 0) {
-      constexpr uint32_t kMirrored = kConfig.MirroredRows();
+      constexpr uint32_t kMirrored = PackedMirroredRows(kCell);
       const uint32_t count = end - asked_, place = asked_ % kPackedRingRows;
       const uint32_t room = kPackedRingRows - place, first = count < room ? count : room;
       const uint32_t rest = count - first;  // from the beginning of the ring on
@@ -146,7 +146,7 @@ class PackedArrivals {
   __device__ PackedArrivals(const PackedPiece& piece, uint32_t ring, uint32_t masks,
                             uint64_t* barriers)
       : piece_(piece), ring_(ring), masks_(masks), barriers_(barriers) {
-    if constexpr (kConfig.bulk) {
+    if constexpr (kBulk) {
       if (threadIdx.x % kWarp == 0) {
         for (int turn = 0; turn < kPackedTurns; ++turn) InitBarrier(barriers_ + turn, 1);
         FenceShared();
@@ -162,7 +162,7 @@ class PackedArrivals {
   __device__ __forceinline__ void Ask(uint32_t free, uint32_t first_panel, int panels, int stage) {
     const uint32_t left = first_panel < piece_.panel_count ? piece_.panel_count - first_panel : 0;
     panels = left < static_cast<uint32_t>(panels) ? static_cast<int>(left) : panels;
-    if constexpr (kConfig.bulk) {
+    if constexpr (kBulk) {
       AskInBulk(free + kPackedRingRows, first_panel, panels, stage);
     } else {
       for (int i = 0; i < panels; ++i) CopyMasks(first_panel + i, stage + i);
@@ -175,7 +175,7 @@ class PackedArrivals {
   // Waits for all turns but so many of the latest.
   template <int kPending>
   __device__ __forceinline__ void WaitForTurns() {
-    if constexpr (kConfig.bulk) {
+    if constexpr (kBulk) {
 #pragma unroll 1
       for (; waited_ + kPending < turn_; ++waited_) {
         WaitForPhase(barriers_ + waited_ % kPackedTurns, waited_ / kPackedTurns % 2);

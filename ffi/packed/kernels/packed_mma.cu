@@ -34,9 +34,9 @@ __global__ void __launch_bounds__(kConfig.warps* kWarp, 1)
   if (!exists) piece.rows = 0;
 
   const uint32_t shared = AddressOfShared(packed_stages);
-  const uint32_t own_ring = shared + warp * kConfig.RingBytes();
-  PackedArrivals<kConfig> arrivals(
-      piece, own_ring, shared + kConfig.MasksAt() + warp * kStages * kConfig.MasksBytes(),
+  const uint32_t own_ring = shared + warp * PackedRingBytes(kConfig.cell);
+  PackedArrivals<kConfig.cell, kConfig.bulk> arrivals(
+      piece, own_ring, shared + kConfig.MasksAt() + warp * kStages * PackedMasksBytes(kConfig.cell),
       reinterpret_cast<uint64_t*>(packed_stages + kConfig.BarriersAt()) + warp * kPackedTurns);
   PackedPanelRows panel_rows(piece);
   const PackedColumns<T, kConfig> columns(p, part * panels * kPackedPanelColumns, first_column,

@@ -2,12 +2,9 @@
 // for the device.
 #pragma once
 
-#include "packed/problem.h"
+#include "packed/kernels/lane_streams.h"
 
 namespace jaxsparse {
-
-constexpr int kPackedTurns = 4;       // of bulk copies, that may be under way
-constexpr int kPackedRingRows = 128;  // of words: more than any panel reads, and what comes next
 
 struct PackedMmaConfig {
   int cell = 1;
@@ -17,20 +14,16 @@ struct PackedMmaConfig {
   bool x_on_left = false;
   bool bulk = false;  // words and masks come by bulk copies, which take few instructions
 
-  // Of shared memory, in bytes: rings of words and masks for each warp, panels of x, and barriers
-  // for bulk copies. What a step reads behind the end of a ring are copies of its first rows.
-  constexpr int MirroredRows() const { return 16 * cell; }
-  constexpr int RingBytes() const { return (kPackedRingRows + MirroredRows()) * kPackedRowBytes; }
-  constexpr int MasksBytes() const { return kPackedPanelMasks / cell * kPackedRowBytes; }
-  constexpr int MasksAt() const { return warps * RingBytes(); }
-  constexpr int PanelsAt() const { return MasksAt() + warps * stages * MasksBytes(); }
+  // Of shared memory, in bytes: rings and masks of each warp, panels of x, barriers.
+  constexpr int MasksAt() const { return warps * PackedRingBytes(cell); }
+  constexpr int PanelsAt() const { return MasksAt() + warps * stages * PackedMasksBytes(cell); }
   // A line of x on the left, behind which the next one begins in other banks; else a row.
   constexpr int LineBytes() const { return x_on_left ? 2 * kPackedPanelColumns + 16 : 16; }
   constexpr int PanelBytes() const {
     return x_on_left ? columns * LineBytes() : columns / 8 * kPackedPanelColumns * LineBytes();
   }
   constexpr int BarriersAt() const { return PanelsAt() + stages * PanelBytes(); }
-  constexpr int SharedBytes() const { return BarriersAt() + (bulk ? warps * kPackedTurns * 8 : 0); }
+  constexpr int SharedBytes() const { return BarriersAt() + warps * PackedBarriersBytes(bulk); }
   constexpr int TileRows() const { return warps * kPackedStripRows; }
 };
 

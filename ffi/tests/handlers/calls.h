@@ -130,6 +130,15 @@ inline TestCall PackedCall(int64_t cell, bool left, bool has_bias, const std::st
   return call;
 }
 
+// The same matrix, written out.
+inline TestCall UnpackCall(int64_t cell) {
+  TestCall call = PackedCall(cell, false, false, "float16", "float16", 1);
+  call.operands.erase(call.operands.begin() + 1);  // x
+  call.results = {{"out", "float16", {20, 600}}};
+  call.attributes = {{"variant", ""}, {"cell", cell}, {"parts", int64_t{2}}};
+  return call;
+}
+
 inline TestCall CheckTopologyCall(bool permuted, const std::string& index) {
   TestCall call;
   call.operands = PatternOf(kM, index, {});

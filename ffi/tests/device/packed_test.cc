@@ -1,15 +1,16 @@
-// The product by a packed matrix on tensor cores of an emulated GPU, against sums in float64.
-#include "packed/kernels/packed_mma.cu"
-
+// The product by a packed matrix on tensor cores of an emulated GPU, against sums in float64; and
+// the matrix written out.
 #include "cuda/preparation.h"
 #include "device/operands.h"
 #include "emulated/gpu.h"
+#include "packed/kernels/packed_mma.cu"
 #include "packed/kernels/packed_mma_prologue.cu"
+#include "packed/kernels/packed_unpack.cu"
 #include "packed/layout.cc"
 
 namespace jaxsparse {
 
-alignas(128) unsigned char packed_stages[232448];
+alignas(128) unsigned char packed_stages[232448], unpack_stages[232448];
 
 namespace {
 
@@ -148,12 +149,38 @@ class PackedTest {
     }
   }
   std::vector<Out>& out() { return out_; }
+
+  // The matrix written out, bit by bit what was packed.
+  void Unpack() {
+    constexpr PackedUnpackConfig kUnpack{
+        .cell = kConfig.cell, .warps = kConfig.warps, .bulk = kConfig.bulk};
+    static_assert(kUnpack.SharedBytes() <= sizeof(unpack_stages));
+    std::memset(unpack_stages, 0xff, sizeof(unpack_stages));
+    std::vector<T> matrix(size_.m * size_.k, FromFloat<T>(NAN));
+    PackedProblem p = p_;
+    p.out = Of(matrix);
+    const auto blocks = static_cast<int>(CeilDivide(PackedStrips(p) * p.parts, kUnpack.warps));
+    emulated::Launch(blocks, kUnpack.warps * kWarp, [&] { PackedUnpack<kUnpack>(p); });
+    if (options_.odd == Odd::kDamaged) return;
+    std::vector<T> expected(matrix.size(), T{});
+    for (int64_t row = 0; row < size_.m; ++row) {
+      for (int32_t i = offsets_[row]; i < offsets_[row + 1]; ++i) {
+        expected[row * size_.k + columns_[i]] = entries_[i];
+      }
+    }
+    for (size_t i = 0; i < matrix.size(); ++i) {
+      if (matrix[i].bits == expected[i].bits) continue;
+      Fail("unpack", i / size_.k, i % size_.k, ToAccumulator(matrix[i]),
+           ToAccumulator(expected[i]));
+    }
+  }
 };
 
 template <typename T, typename Out, PackedMmaConfig kConfig>
 void Test(const Size& size, const Options& options = {}) {
   PackedTest<T, Out, kConfig> test(size, options);
   test.Run();
+  test.Unpack();
   if (options.odd == Odd::kDamaged) return;
   test.Check();
   CheckRepeats("packed", test.out(), [&] { test.Run(); });
