@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxsparse import _ffi
 from jaxsparse.entrywise import is_dense
+from jaxsparse.ops.multiply_packed import multiply_packed
 from jaxsparse.ops.packed_places import (
     LANES,
     PANEL_COLUMNS,
@@ -20,7 +21,6 @@ from jaxsparse.ops.packed_places import (
     panels_of,
     unpacked,
 )
-from jaxsparse.ops.packed_product import multiply_packed
 from jaxsparse.ops.packed_unpack import written_out
 from jaxsparse.pattern import is_concrete
 from jaxsparse.topology import Topology

@@ -10,7 +10,7 @@ import jax
 from jaxsparse.csr import CSR, check_csr
 from jaxsparse.ops import arguments
 from jaxsparse.ops.multiply import multiply
-from jaxsparse.ops.packed_product import multiply_packed
+from jaxsparse.ops.multiply_packed import multiply_packed
 from jaxsparse.packed import Packed
 
 

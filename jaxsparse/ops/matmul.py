@@ -11,7 +11,7 @@ from jaxsparse.csr import CSR, check_csr
 from jaxsparse.ops import arguments
 from jaxsparse.ops.bilinear import sddmm_p
 from jaxsparse.ops.multiply import multiply
-from jaxsparse.ops.packed_product import multiply_packed
+from jaxsparse.ops.multiply_packed import multiply_packed
 from jaxsparse.packed import Packed
 from jaxsparse.primitive import bind
 from jaxsparse.topology import Topology

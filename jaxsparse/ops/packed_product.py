@@ -1,24 +1,25 @@
 """The product of a packed matrix and a dense one with few columns, as primitives.
 
-It is linear in the numbers of the matrix and in x. Its transposes are dense: that in x multiplies
-by the matrix written out, that in the numbers takes them from the outer product. So derivatives of
-every order come from `packed_product_p` and jnp.
+- ``packed_product``: y = A x, linear in the numbers of A and in x.
+- ``packed_transposed``: x = A^T y, its transpose in x, whose own transpose in y is A x again. It
+  has no kernel: the matrix is written out.
+
+The transposes in the numbers take these from an outer product. So derivatives of every order come
+from the two.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.core import ShapedArray
 from jax.interpreters import ad, batching
 
-from jaxsparse import backend
 from jaxsparse.device import AnyDevice
-from jaxsparse.ops import arguments
 from jaxsparse.ops.packed_places import gathered_in, slots, unpacked
 from jaxsparse.ops.packed_unpack import MATRIX, packed_unpack_p, written_out
 from jaxsparse.ops.plain_products import ACTIVATIONS
@@ -32,81 +33,15 @@ from jaxsparse.primitive import (
     bind_local,
     define_multilinear_jvp,
     define_transpose,
+    gathered,
     make_primitive,
     undefined,
 )
-
-if TYPE_CHECKING:
-    from jaxsparse.packed import Packed
 
 _MOST_COLUMNS = 128  # for which kernels are faster than the matrix written out
 _VECTOR = 8  # numbers of x that a kernel copies at once
 
 _VALUES, _X, _BIAS = 0, len(MATRIX), len(MATRIX) + 1
-
-
-def multiply_packed(
-    operation: str,
-    a: Packed,
-    x: Any,
-    *,
-    x_on_left: bool,
-    bias: Any = None,
-    activation: str | None = None,
-    precision: Any = None,
-    preferred_element_type: Any = None,
-    implementation: str | None = None,
-    variant: str | None = None,
-) -> jax.Array:
-    """A x, or with a dense matrix (n, k) on the left (A x^T)^T."""
-    x = arguments.as_array(operation, "x", x, 2)
-    arguments.as_precision(operation, precision)
-    backend.check_implementation(operation, implementation)
-    m, k = a.shape
-    if x.shape[-1 if x_on_left else -2] != k:
-        side = "columns" if x_on_left else "rows"
-        raise ValueError(
-            f"{operation}: x of shape {x.shape} must have {k} {side} for a packed matrix of shape "
-            f"{a.shape}"
-        )
-    if x.dtype != a.dtype:
-        raise TypeError(
-            f"{operation}: x must be {a.dtype}, as the packed matrix is, got {x.dtype}: cast it, "
-            "or pack the matrix in its dtype"
-        )
-    if activation not in ACTIVATIONS:
-        raise ValueError(
-            f"{operation}: activation must be one of {list(ACTIVATIONS)}, got {activation!r}"
-        )
-    operands = [a.values, a.masks, a.starts, a.panels, a.rows, x]
-    if bias is not None:
-        bias = arguments.as_array(operation, "bias", bias, 1)
-        arguments.check_floating(operation, bias=bias)
-        if bias.shape != (m,):
-            raise ValueError(
-                f"{operation}: bias must have shape ({m},), one for each row, got {bias.shape}"
-            )
-        operands.append(bias.astype(a.dtype))
-    params: dict[str, Any] = {
-        "cell": a.cell,
-        "parts": a.parts,
-        "x_on_left": x_on_left,
-        "out_dtype": arguments.result_dtype(operation, a.dtype, preferred_element_type),
-        "implementation": implementation,
-        "variant": variant,
-    }
-    primitive = packed_product_p
-    if bias is not None or activation is not None:
-        primitive = packed_epilogue_p
-        params |= {"has_bias": bias is not None, "activation": activation}
-
-    def product(x: jax.Array) -> jax.Array:
-        result: jax.Array = bind(primitive, *operands[:_X], x, *operands[_BIAS:], **params)[0]
-        return result
-
-    for _ in range(x.ndim - 2):
-        product = jax.vmap(product)
-    return product(x)
 
 
 def _signature(params: dict[str, Any]) -> Signature:
@@ -235,6 +170,7 @@ def _stored(params: dict[str, Any], operands: dict[str, Any]) -> tuple[str, tupl
 
 
 _LINEAR = ("cell", "parts", "x_on_left", "out_dtype")
+_PLAIN = "the matrix written out by XLA, and its dot"
 
 
 def _made(name: str, *more: str) -> Any:
@@ -249,7 +185,7 @@ def _made(name: str, *more: str) -> Any:
             xla=_plain,
             ffi=_ffi,
             on_cpu=Fallback("only GPUs have a kernel that multiplies packed matrices"),
-            plain="the matrix written out by XLA, and its dot",
+            plain=_PLAIN,
             stored=_stored,
         )
     )
@@ -257,6 +193,65 @@ def _made(name: str, *more: str) -> Any:
 
 packed_product_p = _made("packed_product")
 packed_epilogue_p = _made("packed_epilogue", "has_bias", "activation")
+
+
+# ---- The transposed product ----
+
+
+def _transposed_signature(params: dict[str, Any]) -> Signature:
+    k, left = params["columns"], params["x_on_left"]
+    x, out = ("n m", f"n {k}") if left else ("m n", f"{k} n")
+    return Signature((*MATRIX, ("x", x)), (("out", out),))
+
+
+def _transposed(
+    *operands: jax.Array,
+    columns: int,
+    cell: int,
+    parts: int,
+    x_on_left: bool,
+    out_dtype: Any,
+    by_kernel: bool = False,
+) -> list[jax.Array]:
+    """By the matrix written out. As in cells of 2, a stored 0 counts as none."""
+    *matrix, x = operands
+    x = x.T if x_on_left else x
+    form = {"columns": columns, "cell": cell, "parts": parts}
+    if by_kernel:
+        by_name = {"implementation": None, "variant": None}
+        (a,) = bind_local(packed_unpack_p, *matrix, **form, **by_name)
+        a = a.astype(common_dtype(a.dtype, x.dtype)).T
+    else:
+        values, masks, starts, _, rows = matrix
+        a = unpacked(values.astype(jnp.float32), masks, starts, rows, **form)[0].T
+    y = _product(a, a != 0, x).astype(out_dtype)
+    return [y.T if x_on_left else y]
+
+
+_WITHOUT_KERNEL = Fallback(
+    "there is no kernel by the transposed matrix",
+    functools.partial(_transposed, by_kernel=True),
+    called="the matrix written out, and XLA's dot",
+)
+
+packed_transposed_p = make_primitive(
+    Operation(
+        name="packed_transposed",
+        target="packed_unpack",
+        params=(*_LINEAR, "columns"),
+        signature=_transposed_signature,
+        result_dtypes=lambda avals, params: [params["out_dtype"]],
+        shardable=("n",),
+        xla=_transposed,
+        ffi=lambda *_: _WITHOUT_KERNEL,
+        on_cpu=Fallback("only GPUs have a kernel that writes packed matrices out"),
+        plain=_PLAIN,
+        stored=lambda params, operands: (
+            f"packed matrix, {params['parts']} parts",
+            (operands["rows"].shape[0], params["columns"]),
+        ),
+    )
+)
 
 
 # ---- Batches of x are more columns ----
@@ -285,49 +280,69 @@ def _batch_of_biases(operands: Any, dims: Any, **params: Any) -> Any:
     return [jax.vmap(one, (dims[_X], dims[_BIAS]))(operands[_X], operands[_BIAS])], [0]
 
 
-for _primitive in (packed_product_p, packed_epilogue_p):
+for _primitive in (packed_product_p, packed_epilogue_p, packed_transposed_p):
     batching.primitive_batchers[_primitive] = functools.partial(_batch, _primitive)
 
 
 # ---- Derivatives ----
 
 
+def _of_numbers(
+    y: jax.Array, x: jax.Array, operands: Any, x_on_left: bool, **form: Any
+) -> tuple[int, jax.Array]:
+    """The cotangent of the numbers: what y x^T has in their places."""
+    values, masks, starts, _, rows = operands[:_X]
+    dtype, axis = common_dtype(y.dtype, x.dtype), 0 if x_on_left else 1
+    # The columns of the product may be sharded; this sums over them.
+    y, x = (gathered(z, axis).astype(dtype) for z in (y, x))
+    outer = jax.lax.dot_general(
+        y,
+        x,
+        (((axis,), (axis,)), ((), ())),
+        precision=jax.lax.Precision.HIGHEST,
+        preferred_element_type=jnp.float32,
+    )
+    at = slots(masks, starts, **form)
+    return _VALUES, gathered_in(outer, at, rows, values.aval.shape[0])
+
+
 def _transpose(
     ct: jax.Array,
     operands: Any,
     *,
-    cell: int,
-    parts: int,
-    x_on_left: bool,
-    out_dtype: Any,
-    implementation: str | None,
-    variant: str | None,
+    of: Any,
     cotangent_dtype: Any = None,
+    columns: int | None = None,
+    **params: Any,
 ) -> tuple[int, jax.Array]:
-    values, masks, starts, panels, rows, x = operands
-    form = {"cell": cell, "parts": parts}
+    """The rule of both products: the transpose of one in x is ``of``, the other one."""
+    *matrix, x = operands
     ct = ct if cotangent_dtype is None else ct.astype(cotangent_dtype)
-    ct = ct.T if x_on_left else ct
-    if undefined(values):
-        dtype = common_dtype(ct.dtype, x.dtype)
-        outer = jax.lax.dot_general(
-            ct.astype(dtype),
-            (x.T if x_on_left else x).astype(dtype),
-            (((1,), (1,)), ((), ())),
-            precision=jax.lax.Precision.HIGHEST,
-            preferred_element_type=jnp.float32,
-        )
-        at = slots(masks, starts, **form)
-        return _VALUES, gathered_in(outer, at, rows, values.aval.shape[0])
-    k = x.aval.shape[1 if x_on_left else 0]
-    matrix = written_out((values, masks, starts, panels, rows), columns=k, **form)
-    matrix = matrix.astype(common_dtype(ct.dtype, values.dtype)).T
-    cotangent = _product(matrix, matrix != 0, ct)  # as in cells of 2, a stored 0 counts as none
-    return _X, cotangent.T if x_on_left else cotangent
+    form = {name: params[name] for name in ("cell", "parts")}
+    left = params["x_on_left"]
+    if undefined(matrix[_VALUES]):
+        pair = (ct, x) if columns is None else (x, ct)
+        return _of_numbers(*pair, operands, left, **form)
+    dtype = common_dtype(ct.dtype, x.aval.dtype)
+    options: dict[str, Any] = {"implementation": params["implementation"], "variant": None}
+    if columns is None:
+        options["columns"] = x.aval.shape[1 if left else 0]
+    elif ct.dtype != matrix[_VALUES].dtype:
+        # What has more than 16 bits is no operand of a kernel.
+        k = columns
+        a = written_out(matrix, columns=k, **form).astype(dtype)
+        y = _product(a, a != 0, ct.T if left else ct)
+        return _X, y.T if left else y
+    out = bind(of, *matrix, ct, x_on_left=left, out_dtype=dtype, **form, **options)[0]
+    return _X, out
 
 
-define_multilinear_jvp(packed_product_p, lambda **params: (_VALUES, _X))
-define_transpose(packed_product_p, _transpose)
+for _primitive, _other in (
+    (packed_product_p, packed_transposed_p),
+    (packed_transposed_p, packed_product_p),
+):
+    define_multilinear_jvp(_primitive, lambda **params: (_VALUES, _X))
+    define_transpose(_primitive, functools.partial(_transpose, of=_other))
 
 
 def _by_parts(
