@@ -321,8 +321,8 @@ def _transpose(
     form = {name: params[name] for name in ("cell", "parts")}
     left = params["x_on_left"]
     if undefined(matrix[_VALUES]):
-        pair = (ct, x) if columns is None else (x, ct)
-        return _of_numbers(*pair, operands, left, **form)
+        y, of_x = (ct, x) if columns is None else (x, ct)
+        return _of_numbers(y, of_x, operands, left, **form)
     dtype = common_dtype(ct.dtype, x.aval.dtype)
     options: dict[str, Any] = {"implementation": params["implementation"], "variant": None}
     if columns is None:
