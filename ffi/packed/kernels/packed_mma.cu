@@ -20,6 +20,7 @@ __global__ void __launch_bounds__(kConfig.warps* kWarp, 1)
     PackedMma(const __grid_constant__ PackedProblem p) {
   constexpr int kTiles = kConfig.columns / 8, kStages = kConfig.stages;
   constexpr int kSteps = kPackedPanelMasks / kConfig.cell, kFragments = 4 * kConfig.cell;
+  constexpr int kSums = kTiles <= 2 ? 2 : 1;
   static_assert(kStages == 2 || kStages == 3);
   extern __shared__ __align__(128) unsigned char packed_stages[];
   static __shared__ bool is_last;
@@ -71,8 +72,9 @@ __global__ void __launch_bounds__(kConfig.warps* kWarp, 1)
     arrivals.Ask(rows.x, next, 1, next_stage);
     if (rows.y > asked_before) arrivals.template WaitForTurns<0>();
     // Tensor cores cut off what does not fit when they add, so only a panel is summed there.
-    float of_panel[kTiles][4] = {};
-#pragma unroll 1
+    // Products that wait for one another would take longer than what comes between them.
+    float of_panel[kSums][kTiles][4] = {};
+#pragma unroll(kTiles <= 2 ? kSteps : 1)
     for (int step = 0; step < kSteps; ++step) {
       const uint32_t mask = arrivals.Mask(stage, step);
       streams.Wrap();
@@ -85,15 +87,18 @@ __global__ void __launch_bounds__(kConfig.warps* kWarp, 1)
         for (int t = 0; t < kTiles; ++t) {
           uint32_t b[4];
           columns.Load(stage, step * kFragments + f, t, b);
-          MultiplyAdd(T{}, of_panel[t], a[0], b[0], b[1]);
-          MultiplyAdd(T{}, of_panel[t], a[1], b[2], b[3]);
+          MultiplyAdd(T{}, of_panel[0][t], a[0], b[0], b[1]);
+          MultiplyAdd(T{}, of_panel[kSums - 1][t], a[1], b[2], b[3]);
         }
       }
     }
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) sums[t][i] += of_panel[t][i];
+      for (int i = 0; i < 4; ++i) {
+        sums[t][i] += of_panel[0][t][i];
+        if (kSums > 1) sums[t][i] += of_panel[kSums - 1][t][i];
+      }
     }
     streams.PadTo(rows.y);
     stage = stage == kStages - 1 ? 0 : stage + 1;
