@@ -109,6 +109,16 @@ def test_sparsify_keeps_the_fastest(microseconds, now, monkeypatch):
     np.testing.assert_allclose(*(np.asarray(m(x), np.float32) for m in (result, model)), atol=0.03)
 
 
+def test_densify():
+    _, packed = layers()
+    dense = pruning.densify(packed)
+    assert type(dense) is nnx.Linear and dense.dtype == jnp.bfloat16
+    x = jnp.asarray(np.random.default_rng(2).standard_normal((2, 300)), jnp.bfloat16)
+    np.testing.assert_allclose(*(np.asarray(m(x), np.float32) for m in (dense, packed)), atol=0.03)
+    with pytest.raises(ValueError, match="a PackedLinear was made with activation='relu'"):
+        pruning.densify(layers(activation="relu")[1])
+
+
 def test_sparsify_rounds_nothing_by_itself(monkeypatch):
     """What computes in float32 is not packed; nor is anything unless it is asked for."""
     measured(monkeypatch, 3, 2, 1)

@@ -16,6 +16,7 @@ from jaxsparse.nn import (
     Bidirectional,
     GRUCell,
     LSTMCell,
+    PackedLinear,
     RecurrentCell,
     SimpleCell,
     SparseLinear,
@@ -37,6 +38,7 @@ class Kind:
             returns a remark for the table, or None. None if there is nothing to do.
         to_packed: sparse layer -> one whose weights are packed for few columns, or None if they
             can't be without rounding them more than the layer does.
+        packed: the type of such a layer, which ``to_dense`` takes too; None if there is none.
     """
 
     sparse: type[nnx.Module]
@@ -46,6 +48,7 @@ class Kind:
     to_dense: Callable[[Any], nnx.Module]
     prepare: Callable[..., str | None] | None = None
     to_packed: Callable[[Any], nnx.Module | None] = lambda layer: None
+    packed: type[nnx.Module] | None = None
 
 
 def _of_linear(layer: nnx.Linear) -> list[np.ndarray]:
@@ -77,6 +80,7 @@ KINDS: Mapping[type[nnx.Module], Kind] = MappingProxyType(
             to_sparse=SparseLinear.from_dense,
             to_dense=layers.dense_linear,
             to_packed=layers.packed_linear,
+            packed=PackedLinear,
         ),
         # The projections of nnx.MultiHeadAttention.
         nnx.LinearGeneral: Kind(

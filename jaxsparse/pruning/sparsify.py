@@ -146,7 +146,7 @@ def sparsify(
 
 
 def densify(model: M, *, where: Patterns = "*", kinds: Kinds | None = None) -> M:
-    """Replaces sparse layers by dense ones with the same weights, zeros in place.
+    """Replaces sparse and packed layers by dense ones with the same weights, zeros in place.
 
     Args:
         model: left as it is. Layers and cells that are shared stay shared.
@@ -168,7 +168,9 @@ def densify(model: M, *, where: Patterns = "*", kinds: Kinds | None = None) -> M
     """
     _check_model("densify", model)
     kinds = KINDS if kinds is None else kinds
-    back: Kinds = {kind.sparse: kind for kind in kinds.values()}
+    back: Kinds = {
+        form: kind for kind in kinds.values() for form in (kind.sparse, kind.packed) if form
+    }
     found = _outermost(model, back)
     names = _names(model)
     chosen = _matching("densify", "where", where, names, found, back)
