@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "host/numpy.h"
 #include "packed/layout.h"
 #include "packed/problem.h"
 
@@ -17,16 +18,6 @@ namespace jaxsparse {
 namespace {
 
 using Indices = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-template <typename T>
-nb::object ToNumpy(std::vector<T> values) {
-  auto kept = std::make_unique<std::vector<T>>(std::move(values));
-  T* data = kept->data();
-  const size_t size = kept->size();
-  nb::capsule owner(kept.release(),
-                    [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
-  return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(data, {size}, owner));
-}
 
 // (masks, starts, panels, sources) of a pattern that is right, or a ValueError.
 nb::tuple Pack(Indices row_offsets, Indices column_indices, Indices row_order, int64_t columns,

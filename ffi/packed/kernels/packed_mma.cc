@@ -11,6 +11,7 @@ namespace jaxsparse {
 namespace {
 
 constexpr int kWidestTile = 64;
+constexpr int kStaticBytes = 16;  // of shared memory, beside what the configuration asks for
 
 // As many columns as there are, and as many warps and stages as shared memory has room for; without
 // warps if it has for none.
@@ -23,7 +24,7 @@ PackedMmaConfig ConfigOf(const PackedProblem& p) {
   for (; config.columns >= 8; config.columns /= 2) {
     for (config.warps = 8; config.warps >= 2; config.warps /= 2) {
       for (config.stages = 3; config.stages >= 2; --config.stages) {
-        if (config.SharedBytes() <= p.gpu.shared_bytes) return config;
+        if (config.SharedBytes() + kStaticBytes <= p.gpu.shared_bytes) return config;
       }
     }
   }
