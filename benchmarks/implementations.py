@@ -33,6 +33,11 @@ def _dense(problem: Problem, passed: str) -> int:
     return m * k * problem.heads * (1 if passed == "forward" else 3)
 
 
+def _dense_on_cpu(problem: Problem, passed: str) -> int:
+    """A packed matrix is written out where there is no kernel."""
+    return 0 if jax.default_backend() == "gpu" else _dense(problem, passed)
+
+
 def _dense_gradient(problem: Problem, passed: str) -> int:
     """BCSR's gradient of the values is gathered from a dense product."""
     return 0 if passed == "forward" else _dense(problem, "forward")
@@ -155,8 +160,23 @@ def _dense_attention(name: str, dtype: str, precision: str, implementation: str)
     )
 
 
+# Weights are packed once, for inference.
+_PACKED = tuple(
+    Implementation(
+        name,
+        "spmm",
+        functools.partial(jax_programs.packed_spmm, x_on_left=left),
+        dtypes=("bfloat16", "float16"),
+        passes=("forward",),
+        elements=_dense_on_cpu,
+    )
+    for name, left in (("packed", False), ("packed-left", True))
+)
+
+
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
     *_ours("spmm"),
+    *_PACKED,
     *_dense_products("spmm", jax_programs.dense_spmm),
     Implementation("bcsr", "spmm", jax_programs.bcsr_spmm, elements=_dense_gradient),
     Implementation(

@@ -20,6 +20,7 @@ from jax.experimental import sparse as jsparse
 from benchmarks.problems import Problem
 from jaxsparse.csr import CSR
 from jaxsparse.ops.attention_masks import with_block_mask
+from jaxsparse.ops.linear import linear
 from jaxsparse.ops.matmul import sddmm, spmm
 from jaxsparse.ops.sparse_attention import sparse_attention
 from jaxsparse.ops.sparse_softmax import sparse_softmax
@@ -127,6 +128,23 @@ def jaxsparse_spmm(problem: Problem, dtype: str, passed: str, **options: Any) ->
         dtype,
         convert=(_cut(topology.nnz),),
         read=_read(topology, options, *_ALL, transposed=passed != "forward"),
+    )
+
+
+def packed_spmm(
+    problem: Problem, dtype: str, passed: str, *, x_on_left: bool = False, **options: Any
+) -> Program:
+    """`spmm` of a `Packed`, or `linear` of x that has a column of it in each row."""
+    x, topology = problem.operands(), problem.topology()
+    packed = CSR(jnp.asarray(x["values"]), topology).pack(dtype)
+    multiply = functools.partial(linear if x_on_left else spmm, **options)
+    return program_of(
+        (lambda x, packed: multiply(x, packed)) if x_on_left else (lambda x, a: multiply(a, x)),
+        (np.ascontiguousarray(x["x"].T) if x_on_left else x["x"],),
+        (packed,),
+        passed,
+        dtype,
+        output=(np.transpose,) if x_on_left else (),
     )
 
 

@@ -176,6 +176,18 @@ def _rnn(request: Request) -> Iterator[Problem]:
     yield from _named("rnn", request, shapes, (32, 128), (0.7, 0.8, 0.9))
 
 
+def _llm(request: Request) -> Iterator[Problem]:
+    """Weights of language models, for one sequence and for some at once."""
+    shapes = [(512, 1024)]
+    if request.platform != "cpu":
+        shapes = [
+            *((4096, 4096), (11008, 4096), (4096, 11008), (14336, 4096)),
+            *((8192, 8192), (28672, 8192), (8192, 28672)),
+        ]
+    columns = (1, 8) if request.platform == "cpu" else (1, 2, 4, 8, 16, 32, 64, 128)
+    yield from _named("llm", request, shapes, columns, (0.5, 0.6, 0.7, 0.8, 0.9, 0.95))
+
+
 VARIATIONS = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0)
 
 
@@ -301,6 +313,7 @@ SUITES: dict[str, Suite] = {
     "crossover": Suite(_crossover, ON_MATRICES, "one shape, time against sparsity"),
     "square": Suite(_square, ON_MATRICES, "1024 x 1024 by few and many columns"),
     "rnn": Suite(_rnn, ON_MATRICES, "weights of RNN, GRU and LSTM cells"),
+    "llm": Suite(_llm, _PRODUCTS, "weights of language models, few columns"),
     "imbalance": Suite(
         _imbalance, ON_MATRICES, "rows of ever more uneven lengths", has_sparsity=False
     ),

@@ -17,6 +17,7 @@
 #include "nvrtc/compiler.h"
 #include "nvrtc/disk_cache.h"
 #include "nvrtc/kernel.h"
+#include "packed/bindings.h"
 #include "recurrent/bindings.h"
 
 namespace nb = nanobind;
@@ -62,6 +63,8 @@ const std::vector<OperationEntry>& Entries() {
                                                                PagedAttentionEntry(),
                                                                AttentionTangentEntry(),
                                                                AttentionCotangentEntry(),
+                                                               PackedProductEntry(),
+                                                               PackedUnpackEntry(),
                                                                CheckTopologyEntry(),
                                                                RecurrentScanEntry(),
                                                                RecurrentWaveEntry(),
@@ -227,6 +230,7 @@ NB_MODULE(_ffi, m) {
   BindRecurrentScan(m);
   BindDynamic(m);
   BindTeams(m);
+  BindPacked(m);
 }
 
 }  // namespace jaxsparse

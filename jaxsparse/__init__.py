@@ -17,6 +17,7 @@ from jaxsparse.ops.merge_attention import merge_attention
 from jaxsparse.ops.score_functions import Indexed
 from jaxsparse.ops.sparse_attention import sparse_attention
 from jaxsparse.ops.sparse_softmax import sparse_softmax
+from jaxsparse.packed import Packed
 from jaxsparse.topology import Topology
 
 __version__ = _version("jaxsparse")
@@ -28,6 +29,7 @@ __all__ = [
     "BlockMask",
     "Device",
     "Indexed",
+    "Packed",
     "Topology",
     "dynamic",
     "explain",

@@ -16,6 +16,7 @@ from jaxsparse import coordinates, entrywise
 from jaxsparse.entrywise import is_dense
 from jaxsparse.integers import integer
 from jaxsparse.ops.multiply import multiply
+from jaxsparse.packed import Packed
 from jaxsparse.topology import Topology
 from jaxsparse.topology_arguments import check_shape
 from jaxsparse.topology_key import TopologyKey
@@ -229,6 +230,17 @@ class CSR:
         rows, columns = indices[stored].T
         return cls.from_coo(rows, columns, matrix.data[stored], matrix.shape)
 
+    @classmethod
+    def from_packed(cls, packed: Packed) -> CSR:
+        """From a `Packed` matrix: on the pattern that it was packed from, if it is trainable.
+
+        Else on the places that it stores, which must be known; with cells of 2 none that hold 0.
+        """
+        topology = packed.topology
+        if topology is None:
+            topology = Topology.from_mask(packed.stored())
+        return cls.fromdense(packed.todense(), topology)
+
     # ---- What it is ----
 
     @property
@@ -318,6 +330,38 @@ class CSR:
     def to_bcoo(self) -> jsparse.BCOO:
         """A `jax.experimental.sparse.BCOO`."""
         return self.to_bcsr().to_bcoo()
+
+    def pack(
+        self,
+        dtype: Any = None,
+        *,
+        cell: int | None = None,
+        parts: int | None = None,
+        trainable: bool = False,
+    ) -> Packed:
+        """The same matrix laid out for products with few columns on a GPU; see `Packed`.
+
+        Args:
+            dtype: of the numbers, bfloat16 or float16; by default that of the values.
+            cell: how many neighbours in a row are stored together, 1 or 2; by default 2 for
+                matrices that are more than 82 % sparse.
+            parts: into how many the columns are cut, at most 8; by default what lets the blocks of
+                an H200 end together.
+            trainable: whether to keep the pattern, and where each number comes from, so that
+                `Packed.repack` takes other values.
+
+        Raises:
+            ValueError: if the pattern is traced, a batch of patterns, or stores a column of a row
+                twice; for values of a batch or a wider dtype, and options that don't exist.
+
+        >>> import jax.numpy as jnp
+        >>> packed = CSR.fromdense(jnp.eye(512)).pack(jnp.bfloat16)
+        >>> packed.shape, packed.dtype, packed.cell
+        ((512, 512), dtype(bfloat16), 2)
+        """
+        return Packed.of(
+            self.values, self.topology, dtype=dtype, cell=cell, parts=parts, trainable=trainable
+        )
 
     def astype(self, dtype: Any) -> CSR:
         """The same matrix with values of another dtype."""

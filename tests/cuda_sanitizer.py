@@ -35,6 +35,7 @@ from jaxsparse import (
     Topology,
     backend,
     dynamic,
+    linear,
     masks,
     recurrent,
     sddmm,
@@ -68,6 +69,8 @@ def of_products(rng, dtype, suffix):
     results += softmaxes(rng, dtype, Topology.from_mask(rng.random((5, 4000)) < 0.6))
     of_batches = jnp.float32 if dtype == jnp.float32 else jnp.float16
     results += [*long_rows(rng, dtype), *sampled_rows(rng, dtype), *batches(rng, of_batches)]
+    if dtype != jnp.float32:
+        results += packed_products(rng, dtype)
     return results
 
 
@@ -244,6 +247,19 @@ def products(rng, dtype, topology, n):
             operand = jnp.asarray(np.asarray(dense).T.copy()) if left else dense
             options = {"transpose": transpose, "dense_on_left": left, "variant": variant}
             results.append(multiply("spmm", a, operand, **options))
+    return results
+
+
+def packed_products(rng, dtype):
+    """Of several parts and strips, with x on either side and with a number that is not finite."""
+    results = []
+    for cell, density in (1, 0.5), (2, 0.1):
+        topology = Topology.from_mask(rng.random((150, 2300)) < density)
+        values = jnp.asarray(rng.standard_normal(topology.nse), dtype)
+        packed = CSR(values, topology).pack(cell=cell, parts=3)
+        x = jnp.asarray(rng.standard_normal((2300, 24)), dtype)
+        results += [packed @ x, packed @ x[:, :5], linear(x.T, packed), packed.todense()]
+        results.append(jnp.nan_to_num(packed @ x.at[3, 0].set(jnp.nan)))
     return results
 
 

@@ -89,6 +89,7 @@ def legal_options(draw):
 # suite -> patterns, sizes n on each, for the CPU
 COUNTS = {
     "square": (2, 3, 1),
+    "llm": (6, 2, 1),
     "crossover": (8, 1, 1),
     "rnn": (3, 2, 6),
     "imbalance": (1, 1, 11),

@@ -181,7 +181,8 @@ def test_bytes_read_of_the_square_suite(operation):
         for implementation in table.values():
             if implementation.available() is None:
                 for passed in implementation.passes:
-                    read = implementation.build(problem, "float32", passed).bytes_read
+                    dtype = implementation.dtype("float32")
+                    read = implementation.build(problem, dtype, passed).bytes_read
                     assert read * copies_to_rotate(read) > 2**27
 
 

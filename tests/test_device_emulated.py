@@ -19,6 +19,7 @@ OPTIONS = [
 # that take longest come first.
 PROGRAMS = {
     "spmm": "-O1",
+    "packed": "-O1",
     "attention_tiles": "-O1",
     "attention_decode": "-O1",
     "attention_cotangent": "-O1",

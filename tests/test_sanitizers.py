@@ -51,6 +51,7 @@ def test_handlers(portable_kernels, tmp_path):
     """With calls that are not as declared; those for a GPU need none."""
     handlers = sorted(sanitized.FFI.glob("*/*_ffi.cc"))
     choices = [path.with_name(path.name.replace("cpu", "cuda")) for path in KERNELS]
+    choices.append(sanitized.FFI / "packed" / "packed_cuda.cc")
     hosts = [path for choice in choices for path in choice.parent.glob("kernels/*.cc")]
     common = [
         sanitized.FFI / f"{name}.cc"

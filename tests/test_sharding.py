@@ -11,7 +11,17 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxsparse import CSR, BlockMask, Topology, masks, sddmm, sparse_attention, sparse_softmax, spmm
+from jaxsparse import (
+    CSR,
+    BlockMask,
+    Topology,
+    linear,
+    masks,
+    sddmm,
+    sparse_attention,
+    sparse_softmax,
+    spmm,
+)
 
 DEVICES = jax.devices("cpu")
 pytestmark = pytest.mark.skipif(len(DEVICES) < 8, reason="needs 8 CPU devices (tests/conftest.py)")
@@ -145,6 +155,32 @@ def test_shard_map_second_derivative(implementation):
     plain = lambda v, t, x: jnp.sum(spmm(CSR(v, t), x, activation="gelu") ** 2)  # noqa: E731
     got = jax.jit(lambda v: curvature(mapped, v))(values)
     np.testing.assert_allclose(got, curvature(plain, values), rtol=1e-3, atol=1e-4)
+
+
+@KINDS
+@pytest.mark.parametrize("spec", [P("data"), P(("data", "model"))])
+def test_packed_weights_of_sharded_rows(kind, spec):
+    """Products stay sharded, and so do gradients of what they multiply."""
+    rng = np.random.default_rng(0)
+    a = CSR.fromdense(jnp.asarray(rng.standard_normal((40, 300)), jnp.bfloat16))
+    packed, x = a.pack(), jnp.asarray(rng.standard_normal((16, 300)), jnp.bfloat16)
+
+    def loss(x, packed):
+        y = linear(x, packed, activation="gelu", preferred_element_type=jnp.float32)
+        return jnp.sum(y**2), y
+
+    compute = jax.jit(jax.value_and_grad(loss, has_aux=True))
+    (_, expected), expected_gradient = compute(x, packed)
+    mesh = mesh_of(kind)
+    with jax.set_mesh(mesh):
+        placed = jax.tree.map(lambda leaf: jax.device_put(leaf, NamedSharding(mesh, P())), packed)
+        sharded = jax.device_put(x, NamedSharding(mesh, P(*spec, None)))
+        (_, y), gradient = compute(sharded, placed)
+    for actual, wanted in (y, expected), (gradient, expected_gradient):
+        assert actual.sharding.is_equivalent_to(sharded.sharding, 2)
+        np.testing.assert_allclose(
+            *(np.asarray(z, np.float32) for z in (actual, wanted)), rtol=1e-2, atol=1e-2
+        )
 
 
 @KINDS

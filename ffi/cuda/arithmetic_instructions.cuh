@@ -92,6 +92,20 @@ __device__ __forceinline__ uint32_t PickBytes(uint32_t word, uint32_t places) {
   return picked;
 }
 
+// The same of two words: places 4 to 7 are the bytes of `high`.
+__device__ __forceinline__ uint32_t PickBytes(uint32_t low, uint32_t high, uint32_t places) {
+  uint32_t picked;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(picked) : "r"(low), "r"(high), "r"(places));
+  return picked;
+}
+
+// c and the products of unsigned bytes that stand in the same place of two words.
+__device__ __forceinline__ uint32_t AddProductsOfBytes(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t sum;
+  asm("dp4a.u32.u32 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
+  return sum;
+}
+
 // The lesser of two unsigned numbers of 16 bits, in each half of a word.
 __device__ __forceinline__ uint32_t MinOfHalves(uint32_t a, uint32_t b) {
 #if __CUDA_ARCH__ >= 900

@@ -25,6 +25,7 @@
 #include "dynamic/graphs.h"
 #include "dynamic/packer.h"
 #include "dynamic/script.h"
+#include "host/numpy.h"
 
 namespace nb = nanobind;
 
@@ -35,16 +36,6 @@ template <typename T>
 using Vector = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Matrix = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Batches = nb::ndarray<const int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-
-template <typename T>
-nb::object ToNumpy(std::vector<T> values) {
-  auto kept = std::make_unique<std::vector<T>>(std::move(values));
-  T* data = kept->data();
-  const size_t size = kept->size();
-  nb::capsule owner(kept.release(),
-                    [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
-  return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(data, {size}, owner));
-}
 
 // The arrays of a set of graphs, which live as long as this, and their levels.
 struct PackableGraphs {

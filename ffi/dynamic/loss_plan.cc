@@ -18,7 +18,9 @@ struct Spare {
   int product, pointwise, head;
 };
 constexpr Spare kSpares[] = {{0, 0, 0}, {24, 16, 16}};
-constexpr double kHeads = 7.0;  // microseconds from the last state of all to what it emits
+// Microseconds from the last state of all to what it emits, and what heads add for each tile of a
+// team beyond so many.
+constexpr double kHeads = 7.0, kHeadsOfTile = 0.67, kTilesForFree = 14;
 
 // What shared memory has room for of both windows: first the one of carries, of near tiles.
 void OpenWindows(const GraphLossForm& form, int64_t room, TeamConfig* gather, TeamConfig* emit) {
@@ -95,7 +97,9 @@ std::optional<GraphLossPlan> PlanOf(const TeamVariant& variant, const GraphLossF
   PredictPass(form.emit, second, &back);
   launch.tile_microseconds += back.tile_microseconds;
   launch.beside_microseconds += back.beside_microseconds;
-  launch.total_microseconds += back.total_microseconds - kStartMicroseconds + kHeads;
+  const double tiles = static_cast<double>(form.gather.tiles) / static_cast<double>(teams);
+  launch.total_microseconds += back.total_microseconds - kStartMicroseconds + kHeads +
+                               kHeadsOfTile * std::max(tiles - kTilesForFree, 0.0);
   return plan;
 }
 

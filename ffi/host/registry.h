@@ -78,6 +78,8 @@ OperationEntry AttentionEntry();
 OperationEntry AttentionTangentEntry();
 OperationEntry PagedAttentionEntry();
 OperationEntry AttentionCotangentEntry();
+OperationEntry PackedProductEntry();
+OperationEntry PackedUnpackEntry();
 OperationEntry CheckTopologyEntry();
 OperationEntry RecurrentScanEntry();
 OperationEntry RecurrentWaveEntry();

@@ -1,20 +1,11 @@
 // What the CUDA kernels of the sparse-dense product share: one batch entry's arrays, the epilogue.
 #pragma once
 
+#include "cuda/activation.cuh"
 #include "cuda/vector_access.cuh"
 #include "spmm/problem.h"
 
 namespace jaxsparse {
-
-template <typename Acc>
-__device__ __forceinline__ Acc Activate(Activation activation, Acc x) {
-  if (activation == Activation::kRelu) return x < Acc(0) ? Acc(0) : x;  // keeps NaN
-  if (activation == Activation::kGelu) {
-    // x * (1 + tanh(u)) / 2 as x * sigmoid(2u), u = sqrt(2/pi) * (x + 0.044715 x^3)
-    return x / (Acc(1) + exp(-x * (Acc(1.5957691216057308) + Acc(0.071354816272600245) * x * x)));
-  }
-  return x;
-}
 
 // The arrays of one batch entry.
 template <typename T, typename Out, typename Index>

@@ -6,11 +6,10 @@
 // matrix stands on the left.
 #pragma once
 
+#include "cuda/activation.h"
 #include "types.h"
 
 namespace jaxsparse {
-
-enum class Activation : int { kNone, kRelu, kGelu };
 
 // Aligned as the tensor map that a kernel's own problem adds, so that parameters of all kernels
 // begin at the same offset: they were measured so, and a compiler makes other code where they do

@@ -1,15 +1,10 @@
 // FFI targets of the sparse-dense product.
+#include "host/activations.h"
 #include "host/registry.h"
 #include "spmm/spmm.h"
 
 namespace jaxsparse {
 namespace {
-
-constexpr struct {
-  const char* name;
-  Activation value;
-} kActivations[] = {
-    {"none", Activation::kNone}, {"relu", Activation::kRelu}, {"gelu", Activation::kGelu}};
 
 struct Spmm {
   using Problem = SpmmProblem;

@@ -10,41 +10,10 @@
 
 #include "handlers/calls.h"
 #include "handlers/graph_calls.h"
+#include "handlers/no_gpu.h"
 #include "host/registry.h"
-#include "nvrtc/tensor_map.h"
-#include "persistent/failures.h"
-#include "persistent/fill.h"
 
 namespace jaxsparse {
-
-// ---- A GPU that launches nothing, but fills memory, which is the host's ----
-
-constexpr char kKernel = 0, kFillKernel = 0;
-
-const void* GetKernel(const KernelSource& source, int, std::string*) {
-  return source.file == FillSource().file ? &kFillKernel : &kKernel;
-}
-std::string LaunchKernel(const void* kernel, const LaunchShape&, void* problem, int, void*) {
-  if (kernel != &kFillKernel) return "";
-  const auto& fill = *static_cast<const FillProblem*>(problem);
-  const int32_t used_parts = fill.used_parts == nullptr ? 0 : *fill.used_parts;
-  for (int i = 0; i < fill.count; ++i) {
-    const FilledRegion& region = fill.regions[i];
-    std::fill_n(static_cast<uint32_t*>(region.at), region.Words(used_parts), region.value);
-  }
-  return "";
-}
-Gpu GpuOf(int) { return {}; }
-ScopedDevice::ScopedDevice(int device) : wanted_(device) {}
-ScopedDevice::~ScopedDevice() {}
-std::string EncodeTensorMap(const MatricesOfHalves&, TensorMap*) { return ""; }
-std::string EncodeTensorMap(const ArrayOfHalves&, int, TensorMap*) { return ""; }
-uint32_t* FailureWord(int, std::string*) {
-  static uint32_t word = 0;
-  return &word;
-}
-bool TakeFailure(int) { return false; }
-
 namespace {
 
 struct Handler {
@@ -320,6 +289,26 @@ std::vector<Target> Targets() {
   Target softmax{SparseSoftmaxEntry(),
                  {{"forward", SoftmaxCall(false, "float32", {}), optional},
                   {"backward", SoftmaxCall(true, "float16", {3}), optional, {}, {}, {3}}}};
+  const std::vector<std::pair<std::string, int64_t>> of_packed = {
+      {"cell", 0}, {"cell", 3}, {"parts", 0}, {"workspace", -1}, {"workspace", kHuge}};
+  Target packed{PackedProductEntry(), {}}, unpacked{PackedUnpackEntry(), {}};
+  for (const int64_t cell : {1, 2}) {
+    const bool second = cell == 2;
+    packed.calls.push_back({"cells of " + std::to_string(cell),
+                            PackedCall(cell, second, second, "float16", "float32", 1 << 20),
+                            optional,
+                            {"out float16"},
+                            {"values 1", second ? "x 0" : "x 1"},
+                            {},
+                            of_packed});
+    unpacked.calls.push_back({"cells of " + std::to_string(cell),
+                              UnpackCall(cell),
+                              {},
+                              {},
+                              {"values 1", "out 0"},
+                              {},
+                              {{"cell", 0}, {"cell", 3}, {"parts", 0}}});
+  }
   const std::vector<std::pair<std::string, int64_t>> columns = {{"columns", -1},
                                                                 {"columns", kHuge}};
   Target check{
@@ -413,8 +402,8 @@ std::vector<Target> Targets() {
   Target losses{DynamicLossEntry(),
                 {OfGraphs("in float32", GraphLossCall("float32")),
                  OfGraphs("in bfloat16", GraphLossCall("bfloat16"))}};
-  return {spmm,      sddmm, softmax, attention, paged,  tangent,
-          cotangent, check, scan,    wave,      graphs, losses};
+  return {spmm,    sddmm,     packed, unpacked, softmax, attention, paged,
+          tangent, cotangent, check,  scan,     wave,    graphs,    losses};
 }
 
 int Main() {

@@ -17,6 +17,7 @@ from jaxsparse.nn.headwise import HeadwiseLinear
 from jaxsparse.nn.jax_rnn_conversion import from_jax_rnn, to_jax_rnn
 from jaxsparse.nn.linear import SparseLinear
 from jaxsparse.nn.multi_head_attention import SparseMultiHeadAttention
+from jaxsparse.nn.packed import PackedArray, PackedLinear
 from jaxsparse.nn.packing import pack, unpack
 from jaxsparse.nn.recurrent import RNN, Bidirectional
 from jaxsparse.nn.slstm import SLSTMCell
@@ -34,6 +35,8 @@ __all__ = [
     "GraphScan",
     "HeadwiseLinear",
     "LSTMCell",
+    "PackedArray",
+    "PackedLinear",
     "RecurrentCell",
     "RecurrentStack",
     "SLSTMCell",

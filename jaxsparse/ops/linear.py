@@ -10,11 +10,13 @@ import jax
 from jaxsparse.csr import CSR, check_csr
 from jaxsparse.ops import arguments
 from jaxsparse.ops.multiply import multiply
+from jaxsparse.ops.multiply_packed import multiply_packed
+from jaxsparse.packed import Packed
 
 
 def linear(
     x: Any,
-    a: CSR,
+    a: CSR | Packed,
     *,
     bias: Any = None,
     activation: str | None = None,
@@ -36,7 +38,8 @@ def linear(
 
     Args:
         x: ``(..., k)``, float32, float64, bfloat16 or float16.
-        a: one matrix (m, k): a row for each feature of the result. `jax.vmap` serves batches.
+        a: one matrix (m, k): a row for each feature of the result. `jax.vmap` serves batches. Or a
+            `Packed` one, with x in its dtype.
         bias: ``(m,)``.
         activation: None, "relu" or "gelu" (the tanh form), applied last.
         precision: None or a ``jax.lax.Precision``: float32 products are as exact as float32, unless
@@ -60,6 +63,19 @@ def linear(
     """
     operation = "linear"
     x = arguments.as_array(operation, "x", x, 1)
+    options: dict[str, Any] = {
+        "bias": bias,
+        "activation": activation,
+        "precision": precision,
+        "preferred_element_type": preferred_element_type,
+        "implementation": implementation,
+        "variant": variant,
+    }
+    leading, features = x.shape[:-1], x.shape[-1]
+    if isinstance(a, Packed):
+        flat = x.reshape(math.prod(leading), features)
+        out = multiply_packed(operation, a, flat, x_on_left=True, **options)
+        return out.reshape(*leading, a.shape[0])
     check_csr(operation, a)
     if a.values.ndim > 1 or a.topology.batch_shape:
         raise ValueError(
@@ -68,18 +84,12 @@ def linear(
         )
     # One product for all leading dimensions: as batch dimensions they would each give the values a
     # gradient of their own, to be summed afterwards.
-    leading, features = x.shape[:-1], x.shape[-1]
     out = multiply(
         operation,
         a,
         x.reshape(math.prod(leading), features),
         transpose=False,
         dense_on_left=True,
-        bias=bias,
-        activation=activation,
-        precision=precision,
-        preferred_element_type=preferred_element_type,
-        implementation=implementation,
-        variant=variant,
+        **options,
     )
     return out.reshape(*leading, a.shape[0])

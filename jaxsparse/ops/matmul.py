@@ -11,12 +11,14 @@ from jaxsparse.csr import CSR, check_csr
 from jaxsparse.ops import arguments
 from jaxsparse.ops.bilinear import sddmm_p
 from jaxsparse.ops.multiply import multiply
+from jaxsparse.ops.multiply_packed import multiply_packed
+from jaxsparse.packed import Packed
 from jaxsparse.primitive import bind
 from jaxsparse.topology import Topology
 
 
 def spmm(
-    a: CSR,
+    a: CSR | Packed,
     x: Any,
     *,
     bias: Any = None,
@@ -43,7 +45,8 @@ def spmm(
     finite.
 
     Args:
-        a: a matrix (m, k); its values and its pattern may have leading batch dimensions.
+        a: a matrix (m, k); its values and its pattern may have leading batch dimensions. Or a
+            `Packed` one, with x in its dtype and a bias ``(m,)``.
         x: ``(..., k, n)``, float32, float64, bfloat16 or float16; batch dimensions broadcast.
         bias: ``(m,)`` or ``(..., m)``, added to every column.
         activation: None, "relu" or "gelu" (the tanh form), applied last.
@@ -71,6 +74,19 @@ def spmm(
     Array([[3., 3.],
            [0., 0.]], dtype=float32)
     """
+    if isinstance(a, Packed):
+        return multiply_packed(
+            "spmm",
+            a,
+            x,
+            x_on_left=False,
+            bias=bias,
+            activation=activation,
+            precision=precision,
+            preferred_element_type=preferred_element_type,
+            implementation=implementation,
+            variant=variant,
+        )
     check_csr("spmm", a)
     return multiply(
         "spmm",

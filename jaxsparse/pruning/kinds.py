@@ -16,6 +16,7 @@ from jaxsparse.nn import (
     Bidirectional,
     GRUCell,
     LSTMCell,
+    PackedLinear,
     RecurrentCell,
     SimpleCell,
     SparseLinear,
@@ -35,6 +36,9 @@ class Kind:
         to_dense: sparse layer -> a dense one with a copy of its weights.
         prepare: (sparse layer, arguments of a call) makes it ready for such calls, in place; it
             returns a remark for the table, or None. None if there is nothing to do.
+        to_packed: sparse layer -> one whose weights are packed for few columns, or None if they
+            can't be without rounding them more than the layer does.
+        packed: the type of such a layer, which ``to_dense`` takes too; None if there is none.
     """
 
     sparse: type[nnx.Module]
@@ -43,6 +47,8 @@ class Kind:
     to_sparse: Callable[[Any], nnx.Module]
     to_dense: Callable[[Any], nnx.Module]
     prepare: Callable[..., str | None] | None = None
+    to_packed: Callable[[Any], nnx.Module | None] = lambda layer: None
+    packed: type[nnx.Module] | None = None
 
 
 def _of_linear(layer: nnx.Linear) -> list[np.ndarray]:
@@ -73,6 +79,8 @@ KINDS: Mapping[type[nnx.Module], Kind] = MappingProxyType(
             obstacle=layers.obstacle_of_linear,
             to_sparse=SparseLinear.from_dense,
             to_dense=layers.dense_linear,
+            to_packed=layers.packed_linear,
+            packed=PackedLinear,
         ),
         # The projections of nnx.MultiHeadAttention.
         nnx.LinearGeneral: Kind(

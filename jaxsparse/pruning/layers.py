@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxsparse.nn import SparseLinear
+from jaxsparse.nn import PackedLinear, SparseLinear
 from jaxsparse.nn.linear import LINEAR_OPTIONS, check_call, obstacle_of_options
 
 
@@ -118,24 +118,37 @@ def obstacle_of_linear_general(layer: nnx.LinearGeneral) -> str | None:
     return obstacle_of_options(layer)
 
 
-def dense_linear(layer: SparseLinear) -> nnx.Linear:
+def packed_linear(layer: SparseLinear) -> PackedLinear | None:
+    """The layer with packed weights, or None if it computes in more than 16 bits."""
+    dtype = jnp.dtype(layer.values[...].dtype if layer.dtype is None else layer.dtype)
+    return PackedLinear.from_sparse(layer, dtype=dtype) if dtype.itemsize == 2 else None
+
+
+def dense_linear(layer: SparseLinear | PackedLinear) -> nnx.Linear:
     """An nnx.Linear with a copy of the matrix, zeros in place, and of the bias.
 
     Raises:
         TypeError: for a subclass with a call of its own, which the dense layer would not have.
         ValueError: if an activation is fused with the product.
     """
-    check_call("densify: layer must be a SparseLinear", layer, SparseLinear)
+    expected = "densify: layer must be a SparseLinear or PackedLinear"
+    check_call(expected, layer, SparseLinear, PackedLinear)
     if layer.activation is not None:
         raise ValueError(
             "densify: nnx.Linear has no activation, "
-            f"but a SparseLinear was made with activation={layer.activation!r}"
+            f"but a {type(layer).__name__} was made with activation={layer.activation!r}"
         )
     bias: Any = None if layer.bias is None else jnp.copy(layer.bias[...])
+    dtype = layer.weight.dtype
+    options = (
+        {name: getattr(layer, name) for name in LINEAR_OPTIONS}
+        if isinstance(layer, SparseLinear)
+        else {"use_bias": bias is not None, "dtype": dtype, "param_dtype": dtype}
+    )
     return nnx.Linear(
         layer.in_features,
         layer.out_features,
-        **{name: getattr(layer, name) for name in LINEAR_OPTIONS},
+        **options,
         kernel_init=lambda *_: layer.weight.todense().T,
         bias_init=lambda *_: bias,
         rngs=nnx.Rngs(0),

@@ -9,20 +9,13 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import linen, nnx
 
 from jaxsparse.nn import SparseLinear
+from jaxsparse.pruning.judge import judge
 from jaxsparse.pruning.kinds import KINDS, Kind
-from jaxsparse.pruning.measure import (
-    Call,
-    check_runs,
-    paths_of,
-    record_calls,
-    size_of,
-    times_of,
-)
-from jaxsparse.pruning.table import LayerReport, SparsityTable, imbalance
+from jaxsparse.pruning.measure import check_runs, paths_of, record_calls
+from jaxsparse.pruning.table import SparsityTable
 from jaxsparse.pruning.targets import join
 from jaxsparse.pruning.unsupported import unsupported
 
@@ -40,6 +33,7 @@ def sparsify(
     call: Callable[..., Any] | None = None,
     faster_only: bool = True,
     seconds: float = 0.1,
+    packed: bool = False,
     kinds: Kinds | None = None,
 ) -> tuple[M, SparsityTable]:
     r"""Replaces pruned layers by sparse ones that store the weights that are not 0.
@@ -69,6 +63,9 @@ def sparsify(
             because it runs under ``jax.vmap``, where the batch is not seen; else every pruned one
             becomes sparse.
         seconds: about how long each measurement takes.
+        packed: whether to try linear layers that compute in 16 bits with packed weights, too
+            (`jaxsparse.nn.PackedLinear`), for inference with few rows of inputs: the fastest of
+            dense, sparse and packed is kept. On a CPU it is never packed.
         kinds: the types that can be sparse, `KINDS` by default. A layer within such a layer is not
             looked at, nor are subclasses: their code may do something else. Recurrent layers come
             back laid out for the batch size of ``example_inputs``, see `jaxsparse.nn.pack`.
@@ -124,7 +121,7 @@ def sparsify(
     for name, layer in considered.items():
         if name in parts:
             continue
-        reports[name], sparse = _judge(
+        reports[name], sparse = judge(
             name,
             layer,
             kinds[type(layer)],
@@ -133,6 +130,7 @@ def sparsify(
             name in unwanted,
             faster_only,
             seconds,
+            packed,
         )
         if sparse is not None:
             replacements[name] = sparse
@@ -148,7 +146,7 @@ def sparsify(
 
 
 def densify(model: M, *, where: Patterns = "*", kinds: Kinds | None = None) -> M:
-    """Replaces sparse layers by dense ones with the same weights, zeros in place.
+    """Replaces sparse and packed layers by dense ones with the same weights, zeros in place.
 
     Args:
         model: left as it is. Layers and cells that are shared stay shared.
@@ -170,7 +168,9 @@ def densify(model: M, *, where: Patterns = "*", kinds: Kinds | None = None) -> M
     """
     _check_model("densify", model)
     kinds = KINDS if kinds is None else kinds
-    back: Kinds = {kind.sparse: kind for kind in kinds.values()}
+    back: Kinds = {
+        form: kind for kind in kinds.values() for form in (kind.sparse, kind.packed) if form
+    }
     found = _outermost(model, back)
     names = _names(model)
     chosen = _matching("densify", "where", where, names, found, back)
@@ -384,64 +384,3 @@ def with_layers(
 
     result: M = nnx.recursive_map(replace_at, model)
     return result
-
-
-# ---- Whether a layer becomes sparse ----
-
-
-def _judge(
-    name: str,
-    layer: nnx.Module,
-    kind: Kind,
-    obstacle: str | None,
-    calls: list[Call],
-    unwanted: bool,
-    faster_only: bool,
-    seconds: float,
-) -> tuple[LayerReport, nnx.Module | None]:
-    """What is to be said of a layer, and its sparse twin if it becomes sparse."""
-    matrices = [] if obstacle else kind.weights(layer)
-    size = sum(matrix.size for matrix in matrices)
-    stored = sum(int(np.count_nonzero(matrix)) for matrix in matrices)
-    batched = any(call.batched for call in calls)
-    reasons = (
-        ("asked for", unwanted),
-        (obstacle, obstacle is not None),
-        ("it is not pruned", stored == size),
-        ("it is never called with example_inputs", not calls),
-        (
-            "it runs under jax.vmap, where it can't be timed: faster_only=False makes it sparse",
-            batched and faster_only,
-        ),
-    )
-    reason = next((text for text, holds in reasons if holds), None)
-    sparse = kind.to_sparse(layer) if reason is None else None
-    before = after = note = None
-    if batched:
-        # The shapes are those of one example, not of the batch that will run.
-        note = "not timed: it runs under jax.vmap" if sparse is not None else None
-    elif calls:
-        if sparse is not None and kind.prepare is not None:
-            args, options = calls[0].arguments()
-            note = kind.prepare(sparse, *args, **options)
-        forms = [layer] if sparse is None else [layer, sparse]
-        before, after, *_ = [*times_of(forms, calls, seconds), None]
-    if faster_only and before is not None and after is not None:
-        if after.seconds >= before.seconds:
-            reason = "it would be slower"
-        elif not after.is_clearly_less_than(before):
-            reason = "it would not be clearly faster"
-    report = LayerReport(
-        path=name,
-        layer=type(layer).__name__,
-        shapes=tuple((matrix.shape[0], matrix.shape[1]) for matrix in matrices),
-        density=stored / size if size else None,
-        imbalance=max(map(imbalance, matrices), default=None),
-        dense_bytes=size_of(layer),
-        sparse_bytes=None if sparse is None else size_of(sparse),
-        dense_seconds=None if before is None else before.seconds,
-        sparse_seconds=None if after is None else after.seconds,
-        kept_dense=reason,
-        note=note,
-    )
-    return report, sparse if reason is None else None

@@ -23,6 +23,8 @@ class LayerReport:
         dense_seconds, sparse_seconds: the time on this device of all calls in a run of the model.
         kept_dense: why it was left dense, or None.
         note: what else is to be known of the times, or None.
+        packed_bytes, packed_seconds: the same with packed weights, if that was asked for.
+        packed: whether it has them now.
     """
 
     path: str
@@ -36,6 +38,9 @@ class LayerReport:
     sparse_seconds: float | None
     kept_dense: str | None
     note: str | None = None
+    packed_bytes: int | None = None
+    packed_seconds: float | None = None
+    packed: bool = False
 
 
 def imbalance(matrix: np.ndarray) -> float:
@@ -61,7 +66,8 @@ def _share(value: float | None) -> str:
 
 
 def _now(row: LayerReport) -> str:
-    now = "sparse" if row.kept_dense is None else f"dense: {row.kept_dense}"
+    sparse = "packed" if row.packed else "sparse"
+    now = sparse if row.kept_dense is None else f"dense: {row.kept_dense}"
     return now if row.note is None else f"{now} ({row.note})"
 
 
@@ -76,8 +82,11 @@ _COLUMNS: tuple[tuple[str, bool, Callable[[LayerReport], str]], ...] = (
     ("KiB sparse", False, lambda row: _number("{:.1f}", row.sparse_bytes, 1 / 1024)),
     ("us dense", False, lambda row: _number("{:.1f}", row.dense_seconds, 1e6)),
     ("us sparse", False, lambda row: _number("{:.1f}", row.sparse_seconds, 1e6)),
+    ("KiB packed", False, lambda row: _number("{:.1f}", row.packed_bytes, 1 / 1024)),
+    ("us packed", False, lambda row: _number("{:.1f}", row.packed_seconds, 1e6)),
     ("now", True, _now),
 )
+_OF_PACKED = ("KiB packed", "us packed")  # shown where any layer was tried with packed weights
 
 
 class SparsityTable:
@@ -103,8 +112,9 @@ class SparsityTable:
         ``imbalance`` (the longest row over the mean), ``dense_bytes``, ``sparse_bytes``,
         ``dense_seconds``, ``sparse_seconds`` (of all calls in a run of the model), ``kept_dense``
         (why it was left dense, or None) and ``note``: what else is to be known of the times, why a
-        layer could not be laid out for the GPU for instance, or None. What was not measured is
-        None.
+        layer could not be laid out for the GPU for instance, or None. ``packed_bytes`` and
+        ``packed_seconds`` are those with packed weights, and ``packed`` is whether the layer has
+        them now. What was not measured is None.
         """
         return [asdict(report) for report in self._reports]
 
@@ -112,15 +122,17 @@ class SparsityTable:
         return len(self._reports)
 
     def __str__(self) -> str:
+        tried = any(report.packed_bytes is not None for report in self._reports)
+        columns = [column for column in _COLUMNS if tried or column[0] not in _OF_PACKED]
         cells = [
-            [heading, *(show(report) for report in self._reports)] for heading, _, show in _COLUMNS
+            [heading, *(show(report) for report in self._reports)] for heading, _, show in columns
         ]
         widths = [max(map(len, column)) for column in cells]
         lines = []
         for row in zip(*cells, strict=True):
             parts = [
                 cell.ljust(width) if left else cell.rjust(width)
-                for cell, width, (_, left, _) in zip(row, widths, _COLUMNS, strict=True)
+                for cell, width, (_, left, _) in zip(row, widths, columns, strict=True)
             ]
             lines.append("  ".join(parts).rstrip())
         return "\n".join(lines)

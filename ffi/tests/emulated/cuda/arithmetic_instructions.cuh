@@ -56,6 +56,13 @@ inline uint32_t PickBytes(uint32_t word, uint32_t places) {
   }
   return picked;
 }
+inline uint32_t PickBytes(uint32_t low, uint32_t high, uint32_t places) {
+  return __byte_perm(low, high, places);
+}
+inline uint32_t AddProductsOfBytes(uint32_t a, uint32_t b, uint32_t c) {
+  for (int shift = 0; shift < 32; shift += 8) c += (a >> shift & 0xff) * (b >> shift & 0xff);
+  return c;
+}
 inline uint32_t MinOfHalves(uint32_t a, uint32_t b) {
   const uint32_t low = std::min(a & 0xffff, b & 0xffff), high = std::min(a >> 16, b >> 16);
   return low | high << 16;

@@ -140,14 +140,16 @@ inline void Arrive(uint64_t* barrier) {
   emulated::Block& block = *emulated::Block::current;
   if (block.Count(barrier, 1, 0)) block.Yield();
 }
-// What is copied comes when the thread arrives; until then there is rubbish.
+// What is copied comes when the thread arrives; until then there is rubbish, of bytes that are no
+// numbers unless a test wants others.
+inline int rubbish = 0xff;
 template <int kBytes>
 void PostponeCopy(uint32_t shared, const void* from, bool exists) {
   void* to = &SharedAt<char>(shared);
   for (const uint64_t place : {reinterpret_cast<uint64_t>(to), reinterpret_cast<uint64_t>(from)}) {
     if (place % kBytes != 0) emulated::Block::Fail("misaligned copy");
   }
-  std::memset(to, 0xff, kBytes);
+  std::memset(to, rubbish, kBytes);
   emulated::Block::current->Postpone([=] {
     if (exists) std::memcpy(to, from, kBytes);
     else std::memset(to, 0, kBytes);

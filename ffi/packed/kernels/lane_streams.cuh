@@ -1,0 +1,278 @@
+// Streams of lanes (packed/problem.h): how a warp brings those of a piece to shared memory, and
+// reads fragments of 16 x 16 places from there.
+//
+// Rows of words pass through a ring. Word w of lane l stands l-th in row w, so each lane reads its
+// own bank and no two wait for one another; which words are stored, a lane knows from its masks
+// alone. A step may read on behind the end of the ring, where copies of its first rows stand, so
+// that places are brought back into it once a step.
+#pragma once
+
+#include "cuda/device.cuh"
+#include "packed/kernels/lane_streams.h"
+
+namespace jaxsparse {
+
+// What is stored of a piece, in memory. Whatever its arrays say, nothing is outside of them.
+struct PackedPiece {
+  const unsigned char* words;
+  const uint32_t* masks;
+  const Words2*
+      panels;     // x: rows all streams are through with when it begins, y: read when it ends
+  uint32_t rows;  // of words
+  uint32_t panel_count;
+
+  __device__ PackedPiece(const PackedProblem& p, int64_t piece)
+      : panel_count(static_cast<uint32_t>(PackedPanels(p.k, p.parts))) {
+    const int32_t* starts = static_cast<const int32_t*>(p.starts.data) + piece;
+    const uint32_t begin = RowBounds::Clamp(starts[0], p.words);
+    const uint32_t end = RowBounds::Clamp(starts[1], p.words);
+    rows = end > begin ? end - begin : 0;
+    words = static_cast<const unsigned char*>(p.values.data) +
+            static_cast<int64_t>(begin) * kPackedRowBytes;
+    const int64_t panel = piece * panel_count;
+    masks =
+        static_cast<const uint32_t*>(p.masks.data) + panel * (kPackedPanelMasks / p.cell) * kWarp;
+    panels = static_cast<const Words2*>(p.panels.data) + panel;
+  }
+  // There is none of a strip that the matrix lacks.
+  __device__ PackedPiece() : words(nullptr), masks(nullptr), panels(nullptr), rows(0) {}
+};
+
+// What `panels` says, panel by panel: lanes hold those of 32 panels, and the next ones are on their
+// way.
+class PackedPanelRows {
+  const PackedPiece& piece_;
+  Words2 now_, next_;
+
+  __device__ Words2 Load(uint32_t first) const {
+    const uint32_t at = first + threadIdx.x % kWarp;
+    return at < piece_.panel_count ? piece_.panels[at] : Words2{};
+  }
+
+ public:
+  __device__ explicit PackedPanelRows(const PackedPiece& piece)
+      : piece_(piece), now_(Load(0)), next_(Load(kWarp)) {}
+
+  // Of each panel in turn, by all lanes.
+  __device__ __forceinline__ Words2 At(uint32_t panel) {
+    const uint32_t lane = panel % kWarp;
+    if (lane == 0 && panel > 0) {
+      now_ = next_;
+      next_ = Load(panel + kWarp);
+    }
+    return {__shfl_sync(kAllLanes, now_.x, lane), __shfl_sync(kAllLanes, now_.y, lane)};
+  }
+};
+
+// The words and masks of a warp's piece on their way to shared memory, asked for in turns: turn 0
+// asks for what the first panels read, turn t + 1 for what there is room for when panel t begins.
+// Methods are called by all lanes.
+template <int kCell, bool kBulk>
+class PackedArrivals {
+  static constexpr int kRingBytes = kPackedRingRows * kPackedRowBytes;
+  static constexpr int kMasksBytes = PackedMasksBytes(kCell);
+  const PackedPiece& piece_;
+  uint32_t ring_, masks_;
+  uint64_t* barriers_;
+  uint32_t asked_ = 0;              // rows
+  uint32_t turn_ = 0, waited_ = 0;  // turns that have begun, and that have ended
+
+  // By lanes of 16 bytes each, four rows at once.
+  __device__ __forceinline__ void CopyRows(uint32_t end) {
+    constexpr int kAtOnce = 4;
+    static_assert(kPackedRingRows % kAtOnce == 0 && PackedMirroredRows(kCell) % kAtOnce == 0);
+    const uint32_t lane = threadIdx.x % kWarp;
+    for (; asked_ < piece_.rows && asked_ + kAtOnce <= end; asked_ += kAtOnce) {
+      if (asked_ + lane / 8 >= piece_.rows) continue;
+      const uint32_t place = asked_ % kPackedRingRows;
+      const uint32_t to = ring_ + place * kPackedRowBytes + lane * 16;
+      const unsigned char* from =
+          piece_.words + static_cast<int64_t>(asked_) * kPackedRowBytes + lane * 16;
+      AsyncCopy(to, from);
+      if (place < PackedMirroredRows(kCell)) AsyncCopy(to + kRingBytes, from);
+    }
+  }
+  __device__ __forceinline__ void CopyMasks(uint32_t panel, int stage) const {
+    const uint32_t lane = threadIdx.x % kWarp;
+    if (lane < kMasksBytes / 16) {
+      AsyncCopy(masks_ + stage * kMasksBytes + lane * 16,
+                reinterpret_cast<const unsigned char*>(piece_.masks) +
+                    static_cast<int64_t>(panel) * kMasksBytes + lane * 16);
+    }
+  }
+
+  // By one thread: as many bytes as the turn's barrier is to wait for.
+  struct BulkCopies {
+    uint64_t* barrier;
+    __device__ __forceinline__ void operator()(uint32_t to, const void* from,
+                                               uint32_t bytes) const {
+      BulkCopy(&SharedAt<char>(to), from, bytes, barrier);
+    }
+  };
+  __device__ __forceinline__ void AskInBulk(uint32_t end, uint32_t first_panel, int panels,
+                                            int stage) {
+    // Whatever `panels` of the piece says, not more than there is room for.
+    const uint32_t most = asked_ + kPackedRingRows;
+    end = end < piece_.rows ? end : piece_.rows;
+    end = end < asked_ ? asked_ : end < most ? end : most;
+    if (threadIdx.x % kWarp == 0) {
+      constexpr uint32_t kMirrored = PackedMirroredRows(kCell);
+      const uint32_t count = end - asked_, place = asked_ % kPackedRingRows;
+      const uint32_t room = kPackedRingRows - place, first = count < room ? count : room;
+      const uint32_t rest = count - first;  // from the beginning of the ring on
+      // Copies of rows at the beginning: of the rest behind the first ones, without a copy more.
+      const uint32_t behind = rest < kMirrored ? rest : kMirrored;
+      const uint32_t mirrored = place < kMirrored ? kMirrored - place : 0;
+      const uint32_t again = first < mirrored ? first : mirrored;
+      const BulkCopies copy{barriers_ + turn_ % kPackedTurns};
+      const uint32_t rows = count + behind + again;
+      ArriveAndExpect(copy.barrier, rows * kPackedRowBytes + panels * kMasksBytes);
+      const unsigned char* from = piece_.words + static_cast<int64_t>(asked_) * kPackedRowBytes;
+      const uint32_t to = ring_ + place * kPackedRowBytes;
+      if (count > 0) copy(to, from, (first + behind) * kPackedRowBytes);
+      if (rest > 0) copy(ring_, from + first * kPackedRowBytes, rest * kPackedRowBytes);
+      if (again > 0) copy(to + kRingBytes, from, again * kPackedRowBytes);
+      if (panels > 0) {
+        copy(masks_ + stage * kMasksBytes,
+             reinterpret_cast<const unsigned char*>(piece_.masks) +
+                 static_cast<int64_t>(first_panel) * kMasksBytes,
+             panels * kMasksBytes);
+      }
+    }
+    asked_ = end;
+  }
+
+ public:
+  __device__ PackedArrivals(const PackedPiece& piece, uint32_t ring, uint32_t masks,
+                            uint64_t* barriers)
+      : piece_(piece), ring_(ring), masks_(masks), barriers_(barriers) {
+    if constexpr (kBulk) {
+      if (threadIdx.x % kWarp == 0) {
+        for (int turn = 0; turn < kPackedTurns; ++turn) InitBarrier(barriers_ + turn, 1);
+        FenceShared();
+      }
+      __syncwarp();
+    }
+  }
+
+  __device__ __forceinline__ uint32_t asked() const { return asked_; }
+
+  // Begins a turn: asks for as many rows as there is room for if all streams are through with
+  // `free` of them, and for the masks of some panels, into their stages.
+  __device__ __forceinline__ void Ask(uint32_t free, uint32_t first_panel, int panels, int stage) {
+    const uint32_t left = first_panel < piece_.panel_count ? piece_.panel_count - first_panel : 0;
+    panels = left < static_cast<uint32_t>(panels) ? static_cast<int>(left) : panels;
+    if constexpr (kBulk) {
+      AskInBulk(free + kPackedRingRows, first_panel, panels, stage);
+    } else {
+      for (int i = 0; i < panels; ++i) CopyMasks(first_panel + i, stage + i);
+      CopyRows(free + kPackedRingRows);
+      CommitCopies();
+    }
+    ++turn_;
+  }
+
+  // Waits for all turns but so many of the latest.
+  template <int kPending>
+  __device__ __forceinline__ void WaitForTurns() {
+    if constexpr (kBulk) {
+#pragma unroll 1
+      for (; waited_ + kPending < turn_; ++waited_) {
+        WaitForPhase(barriers_ + waited_ % kPackedTurns, waited_ / kPackedTurns % 2);
+      }
+    } else {
+      WaitForCopyGroups<kPending>();
+      __syncwarp();
+    }
+  }
+
+  __device__ __forceinline__ uint32_t Mask(int stage, int step) const {
+    return SharedAt<const uint32_t>(masks_ + stage * kMasksBytes + step * kPackedRowBytes +
+                                    threadIdx.x % kWarp * 4);
+  }
+};
+
+// Where a lane is in a stream, as an address in the ring.
+struct PackedPlace {
+  static constexpr uint32_t kBytes = kPackedRingRows * kPackedRowBytes;
+  uint32_t at;
+
+  // Back into the ring, which begins there for the lane.
+  __device__ __forceinline__ void Wrap(uint32_t begin) {
+    if (at >= begin + kBytes) at -= kBytes;
+  }
+  // No stream is more than kPackedDrift rows behind the longest, which has `rows`.
+  __device__ __forceinline__ void PadTo(uint32_t rows, uint32_t begin) {
+    constexpr uint32_t kMost = kPackedDrift * kPackedRowBytes;
+    const uint32_t behind = (begin + rows * kPackedRowBytes - at) % kBytes;
+    at += (behind > kMost ? behind : kMost) - kMost;
+  }
+};
+
+// A lane's streams of a piece.
+template <int kCell>
+struct LaneStreams;
+
+template <>
+struct LaneStreams<1> {
+  uint32_t begin;  // of the ring, for the lane
+  PackedPlace first, second;
+
+  __device__ explicit LaneStreams(uint32_t ring)
+      : begin(ring + threadIdx.x % kWarp * 4), first{begin}, second{begin + 2} {}
+
+  __device__ __forceinline__ void Wrap() {
+    first.Wrap(begin);
+    second.Wrap(begin + 2);
+  }
+  __device__ __forceinline__ void PadTo(uint32_t rows) {
+    first.PadTo(rows, begin);
+    second.PadTo(rows, begin + 2);
+  }
+
+  // Fragment `f` of a step, as mma.m16n8k16 takes it: a word is 128 bytes, and byte 2 j + e of
+  // `stored` is 1 if number e of pair j is stored. A number that is not takes bytes that are 0, of
+  // those that follow what is loaded.
+  __device__ __forceinline__ void Fragment(uint32_t mask, int f, uint32_t (&a)[4]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t stored = mask >> (2 * f + half) & 0x01010101u;
+      const uint32_t places = 0x76327632u - 0x22u * stored;
+      const uint32_t x0 = SharedAt<const uint16_t>(first.at);
+      const uint32_t y0 = SharedAt<const uint16_t>(second.at);
+      const uint32_t x1 = SharedAt<const uint16_t>(AddProductsOfBytes(stored, 0x80u, first.at));
+      const uint32_t y1 = SharedAt<const uint16_t>(AddProductsOfBytes(stored, 0x8000u, second.at));
+      first.at = AddProductsOfBytes(stored, 0x00800080u, first.at);
+      second.at = AddProductsOfBytes(stored, 0x80008000u, second.at);
+      a[2 * half] = PickBytes(x0, y0, places);
+      a[2 * half + 1] = PickBytes(x1, y1, places >> 16);
+    }
+  }
+};
+
+template <>
+struct LaneStreams<2> {
+  uint32_t begin;
+  PackedPlace pairs;
+
+  __device__ explicit LaneStreams(uint32_t ring)
+      : begin(ring + threadIdx.x % kWarp * 4), pairs{begin} {}
+
+  __device__ __forceinline__ void Wrap() { pairs.Wrap(begin); }
+  __device__ __forceinline__ void PadTo(uint32_t rows) { pairs.PadTo(rows, begin); }
+
+  // Byte q of `stored` is 1 if register q is.
+  __device__ __forceinline__ void Fragment(uint32_t mask, int f, uint32_t (&a)[4]) {
+    const uint32_t stored = mask >> f & 0x01010101u, bytes = stored * 0xffu, at = pairs.at;
+    a[0] = SharedAt<const uint32_t>(at) & PickBytes(bytes, 0x0000);
+    a[1] =
+        SharedAt<const uint32_t>(AddProductsOfBytes(stored, 0x80u, at)) & PickBytes(bytes, 0x1111);
+    a[2] = SharedAt<const uint32_t>(AddProductsOfBytes(stored, 0x8080u, at)) &
+           PickBytes(bytes, 0x2222);
+    a[3] = SharedAt<const uint32_t>(AddProductsOfBytes(stored, 0x808080u, at)) &
+           PickBytes(bytes, 0x3333);
+    pairs.at = AddProductsOfBytes(stored, 0x80808080u, at);
+  }
+};
+
+}  // namespace jaxsparse

@@ -1,0 +1,71 @@
+// The sums of a warp's piece number by number: only what is stored is multiplied. Tensor cores
+// multiply the other places by 0, too, which is NaN where x is not finite.
+#pragma once
+
+#include "cuda/device.cuh"
+#include "packed/kernels/lane_streams.cuh"
+
+namespace jaxsparse {
+
+template <typename T, int kCell>
+class ExactPiece {
+  const PackedProblem& p_;
+  const PackedPiece& piece_;
+  int64_t first_row_;  // of x
+  int lane_ = static_cast<int>(threadIdx.x % kWarp);
+
+  __device__ static int BitOf(int group, int j, int e) {
+    return kCell == 1 ? 8 * (2 * j + e) + group % 8 : 8 * (2 * (group % 2) + j) + group % 16 / 2;
+  }
+  __device__ float X(int64_t row, int64_t column) const {
+    if (row >= p_.k) return 0;
+    return ToAccumulator(
+        static_cast<const T*>(p_.x.data)[p_.x_on_left ? column * p_.k + row : row * p_.n + column]);
+  }
+  __device__ float Number(uint32_t word, int e) const {
+    const auto* numbers = reinterpret_cast<const T*>(piece_.words);
+    return word < piece_.rows
+               ? ToAccumulator(numbers[(static_cast<int64_t>(word) * kWarp + lane_) * 2 + e])
+               : 0.0f;
+  }
+
+ public:
+  __device__ ExactPiece(const PackedProblem& p, const PackedPiece& piece, int64_t part)
+      : p_(p), piece_(piece), first_row_(part * piece.panel_count * kPackedPanelColumns) {}
+
+  // By all lanes: the sums of one column in the lane's rows, lane / 4 and that of the other half.
+  __device__ void Sum(int64_t column, float (&sums)[2]) const {
+    constexpr int kGroups = kPackedPanelColumns / 8, kOfStep = 8 * kCell;
+    uint32_t at[2] = {};  // words that have been read
+    sums[0] = sums[1] = 0;
+#pragma unroll 1
+    for (uint32_t panel = 0; panel < piece_.panel_count; ++panel) {
+#pragma unroll 1
+      for (int group = 0; group < kGroups; ++group) {
+        const uint32_t step = panel * (kPackedPanelMasks / kCell) + group / kOfStep;
+        const uint32_t mask = piece_.masks[step * kWarp + lane_];
+        const int64_t row = first_row_ + panel * kPackedPanelColumns + group * 8 + lane_ % 4 * 2;
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            if ((mask >> BitOf(group, j, e) & 1) == 0) continue;
+            const float number = Number(at[e]++, e);
+            // Of a pair one may not be stored, and is 0.
+            if (kCell == 1 || number != 0) sums[j] += number * X(row + e, column);
+          }
+        }
+      }
+      const uint32_t longest = piece_.panels[panel].y;
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const uint32_t least = longest > kPackedDrift ? longest - kPackedDrift : 0;
+        if (at[e] < least) at[e] = least;
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < 2; ++j) sums[j] = SumOverLanes(sums[j], 4);
+  }
+};
+
+}  // namespace jaxsparse

@@ -1,0 +1,96 @@
+// The sums of a warp, 16 rows of a tile of columns as mma.m16n8k16 assigns them, and how they
+// become the result: those of several parts by way of the workspace.
+#pragma once
+
+#include "cuda/activation.cuh"
+#include "cuda/vector_access.cuh"
+#include "packed/kernels/packed_mma.h"
+
+namespace jaxsparse {
+
+// A tile of the result whose parts several blocks have. Each leaves its sums; the one that comes
+// last adds up all of them in the order of parts, so that results repeat and no block waits.
+template <PackedMmaConfig kConfig>
+class PackedParts {
+  static constexpr int kTiles = kConfig.columns / 8;
+  using Sums = Vector<float, 4>;
+  uint32_t* count_;
+  Sums* sums_;  // the thread's, of the first part
+  int64_t parts_;
+
+  static constexpr int64_t kOfBlock = kConfig.warps * kTiles * kWarp;
+
+ public:
+  __device__ PackedParts(const PackedProblem& p, int64_t tile)
+      : count_(reinterpret_cast<uint32_t*>(p.workspace.data) + tile),
+        sums_(reinterpret_cast<Sums*>(p.workspace.data + PackedCountsBytes(p)) +
+              tile * p.parts * kOfBlock + threadIdx.x),
+        parts_(p.parts) {}
+
+  __device__ __forceinline__ void Leave(int64_t part, const float (&sums)[kTiles][4]) const {
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      Sums& to = sums_[part * kOfBlock + t * kConfig.warps * kWarp];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) to.elements[i] = sums[t][i];
+    }
+  }
+  // Whether all have left theirs, by one thread, behind what the block wrote.
+  __device__ __forceinline__ bool IsLast() const {
+    WaitForPrologue();
+    return FetchAndAddOfGpu(count_, 1) == static_cast<uint32_t>(parts_ - 1);
+  }
+  __device__ __forceinline__ void AddUp(float (&sums)[kTiles][4]) const {
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sums[t][i] = 0;
+    }
+#pragma unroll 1
+    for (int64_t part = 0; part < parts_; ++part) {
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+        const Sums& from = sums_[part * kOfBlock + t * kConfig.warps * kWarp];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sums[t][i] += from.elements[i];
+      }
+    }
+  }
+};
+
+// Writes a warp's sums, of columns from `first_column` on.
+template <typename T, typename Out, PackedMmaConfig kConfig>
+__device__ __forceinline__ void WriteSums(const PackedProblem& p, int64_t strip,
+                                          int64_t first_column,
+                                          const float (&sums)[kConfig.columns / 8][4]) {
+  const int lane = threadIdx.x % kWarp;
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    const int64_t place = strip * kPackedStripRows + lane / 4 + 8 * j;
+    if (place >= p.m) continue;
+    const int64_t row = Within(static_cast<const int32_t*>(p.rows.data)[place], p.m);
+    const float bias =
+        p.bias.data == nullptr ? 0.0f : ToAccumulator(static_cast<const T*>(p.bias.data)[row]);
+#pragma unroll
+    for (int t = 0; t < kConfig.columns / 8; ++t) {
+      Vector<Out, 2> pair;
+      const int64_t column = first_column + t * 8 + lane % 4 * 2;
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        FromAccumulator(Activate(p.activation, sums[t][2 * j + e] + bias), &pair.elements[e]);
+      }
+      Out* out = static_cast<Out*>(p.out.data) +
+                 (kConfig.x_on_left ? column * p.m + row : row * p.n + column);
+      if (!kConfig.x_on_left && column + 1 < p.n) {
+        StoreVector(out, pair);
+        continue;
+      }
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        if (column + e < p.n) out[kConfig.x_on_left ? e * p.m : e] = pair.elements[e];
+      }
+    }
+  }
+}
+
+}  // namespace jaxsparse

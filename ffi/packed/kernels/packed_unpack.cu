@@ -1,0 +1,88 @@
+// Writes a packed matrix (packed/problem.h) out, zeros in place. A warp has a piece: fragments go
+// from registers to a panel of its strip in shared memory, from where whole rows are written.
+//
+// Floor: the matrix passes through memory once, packed and written out.
+#include "cuda/vector_access.cuh"
+#include "packed/kernels/lane_streams.cuh"
+#include "packed/kernels/packed_unpack.h"
+
+namespace jaxsparse {
+
+template <PackedUnpackConfig kConfig>
+__global__ void __launch_bounds__(kConfig.warps* kWarp)
+    PackedUnpack(const __grid_constant__ PackedProblem p) {
+  constexpr int kCell = kConfig.cell, kStages = kConfig.kStages, kLine = kConfig.kLineBytes;
+  constexpr int kSteps = kPackedPanelMasks / kCell, kFragments = 4 * kCell, kVector = 8;
+  extern __shared__ __align__(128) unsigned char unpack_stages[];
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int64_t number = static_cast<int64_t>(blockIdx.x) * kConfig.warps + warp;
+  if (number >= PackedStrips(p) * p.parts) return;
+  const int64_t first_place = number / p.parts * kPackedStripRows;
+  const PackedPiece piece(p, number);
+  const int64_t first_column = number % p.parts * piece.panel_count * kPackedPanelColumns;
+
+  const uint32_t shared = AddressOfShared(unpack_stages);
+  const uint32_t ring = shared + warp * PackedRingBytes(kCell);
+  const uint32_t tile = shared + kConfig.PanelsAt() + warp * kConfig.PanelBytes();
+  PackedArrivals<kCell, kConfig.bulk> arrivals(
+      piece, ring, shared + kConfig.MasksAt() + warp * kStages * PackedMasksBytes(kCell),
+      reinterpret_cast<uint64_t*>(unpack_stages + kConfig.BarriersAt()) + warp * kPackedTurns);
+  PackedPanelRows panel_rows(piece);
+  LaneStreams<kCell> streams(ring);
+  int64_t row_of_lane = -1;
+  if (lane < kPackedStripRows && first_place + lane < p.m) {
+    row_of_lane = Within(static_cast<const int32_t*>(p.rows.data)[first_place + lane], p.m);
+  }
+  const bool wide = p.k % kVector == 0 && IsAligned<Words4>(p.out.data);
+
+  arrivals.Ask(0, 0, kStages - 1, 0);
+#pragma unroll 1
+  for (uint32_t panel = 0; panel < piece.panel_count; ++panel) {
+    const Words2 rows = panel_rows.At(panel);
+    const int stage = panel % kStages;
+    arrivals.template WaitForTurns<0>();
+    __syncwarp();  // all lanes have read what is overwritten
+    const uint32_t asked = arrivals.asked();
+    arrivals.Ask(rows.x, panel + 1, 1, 1 - stage);
+    if (rows.y > asked) arrivals.template WaitForTurns<0>();
+#pragma unroll 1
+    for (int step = 0; step < kSteps; ++step) {
+      const uint32_t mask = arrivals.Mask(stage, step);
+      streams.Wrap();
+#pragma unroll
+      for (int f = 0; f < kFragments; ++f) {
+        uint32_t a[4];
+        streams.Fragment(mask, f, a);
+#pragma unroll
+        for (int q = 0; q < 4; ++q) {
+          const int row = lane / 4 + 8 * (q % 2);
+          const int column = (step * kFragments + f) * 16 + 8 * (q / 2) + 2 * (lane % 4);
+          SharedAt<uint32_t>(tile + row * kLine + column * 2) = a[q];
+        }
+      }
+    }
+    streams.PadTo(rows.y);
+    __syncwarp();
+    const int64_t column =
+        first_column + static_cast<int64_t>(panel) * kPackedPanelColumns + lane * kVector;
+#pragma unroll 1
+    for (int r = 0; r < kPackedStripRows; ++r) {
+      const int64_t row = __shfl_sync(kAllLanes, row_of_lane, r);
+      if (row < 0 || column >= p.k) continue;
+      uint32_t words[4];
+      LoadShared(tile + r * kLine + lane * 16, words);
+      uint16_t* out = static_cast<uint16_t*>(p.out.data) + row * p.k + column;
+      if (wide) {
+        *reinterpret_cast<Words4*>(out) = {words[0], words[1], words[2], words[3]};
+        continue;
+      }
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) {
+        if (column + e < p.k) out[e] = static_cast<uint16_t>(words[e / 2] >> 16 * (e % 2));
+      }
+    }
+  }
+  arrivals.template WaitForTurns<0>();
+}
+
+}  // namespace jaxsparse

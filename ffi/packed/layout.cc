@@ -1,0 +1,150 @@
+#include "packed/layout.h"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <numeric>
+
+#include "packed/problem.h"
+
+namespace jaxsparse {
+namespace {
+
+constexpr int kNone = -1;
+constexpr int kGroupsOfPanel = kPackedPanelColumns / 8;
+constexpr int kNumbersOfRow = 2 * kWarp;
+
+using Entries = std::vector<int32_t>;
+
+// The entries of a row by rising columns; empty, and an error, if a column stands there twice.
+Entries EntriesOf(const PackedPattern& pattern, int32_t row, std::string* error) {
+  const int32_t* columns = pattern.column_indices;
+  Entries entries(pattern.row_offsets[row + 1] - pattern.row_offsets[row]);
+  std::iota(entries.begin(), entries.end(), pattern.row_offsets[row]);
+  const auto before = [&](int32_t a, int32_t b) { return columns[a] < columns[b]; };
+  if (!std::is_sorted(entries.begin(), entries.end(), before)) {
+    std::sort(entries.begin(), entries.end(), before);
+  }
+  const auto twice = std::adjacent_find(entries.begin(), entries.end(), [&](int32_t a, int32_t b) {
+    return columns[a] == columns[b];
+  });
+  if (twice == entries.end()) return entries;
+  *error =
+      "row " + std::to_string(row) + " stores column " + std::to_string(columns[*twice]) + " twice";
+  return {};
+}
+
+// The entries at a strip's places of one panel.
+class PanelPlaces {
+  std::array<std::array<int32_t, kPackedPanelColumns>, kPackedStripRows> entries_;
+
+ public:
+  // Takes entries from each row's cursor on.
+  PanelPlaces(const PackedPattern& pattern, const std::vector<Entries>& rows,
+              std::vector<size_t>& cursors, int64_t first_column) {
+    for (auto& row : entries_) row.fill(kNone);
+    for (size_t r = 0; r < rows.size(); ++r) {
+      for (size_t& at = cursors[r]; at < rows[r].size(); ++at) {
+        const int64_t column = pattern.column_indices[rows[r][at]] - first_column;
+        if (column >= kPackedPanelColumns) break;
+        entries_[r][column] = rows[r][at];
+      }
+    }
+  }
+  // The first number of a lane's pair; the second one is behind it.
+  const int32_t* Pair(int lane, int group, int j) const {
+    return &entries_[lane / 4 + 8 * j][8 * group + 2 * (lane % 4)];
+  }
+};
+
+// Of one piece, the streams of its lanes.
+class Piece {
+  int cell_;
+  std::array<int64_t, kNumbersOfRow> ends_{};  // of streams; with cell 2 every other one is used
+  std::vector<int32_t> sources_;               // as PackedStreams
+
+  int64_t& End(int lane, int e) { return ends_[2 * lane + e]; }
+  void Append(int lane, int e, int32_t entry) {
+    sources_[End(lane, e)++ * kNumbersOfRow + 2 * lane + e] = entry;
+  }
+  void AppendPair(int lane, const int32_t* pair) {
+    for (int e = 0; e < 2; ++e) Append(lane, e, pair[e]);
+  }
+
+ public:
+  Piece(int cell, int64_t panels)
+      : cell_(cell), sources_(panels * kPackedPanelPairs * kNumbersOfRow, kNone) {}
+
+  int64_t Longest() const { return *std::max_element(ends_.begin(), ends_.end()); }
+  int64_t Shortest() const { return *std::min_element(ends_.begin(), ends_.end()); }
+
+  // Appends a panel's numbers and sets the bits of its masks, (steps, lanes).
+  void AppendPanel(const PanelPlaces& places, uint32_t* masks) {
+    const int groups = cell_ == 1 ? 8 : 16;  // of a step
+    for (int lane = 0; lane < kWarp; ++lane) {
+      for (int g = 0; g < kGroupsOfPanel; ++g) {
+        uint32_t& mask = masks[g / groups * kWarp + lane];
+        const int h = g % groups;
+        for (int j = 0; j < 2; ++j) {
+          const int32_t* pair = places.Pair(lane, g, j);
+          if (cell_ == 2 && (pair[0] != kNone || pair[1] != kNone)) {
+            mask |= uint32_t{1} << (8 * (2 * (h % 2) + j) + h / 2);
+            AppendPair(lane, pair);
+          }
+          for (int e = 0; e < 2 && cell_ == 1; ++e) {
+            if (pair[e] == kNone) continue;
+            mask |= uint32_t{1} << (8 * (2 * j + e) + h);
+            Append(lane, e, pair[e]);
+          }
+        }
+      }
+    }
+    const int64_t least = Longest() - kPackedDrift;
+    for (int64_t& end : ends_) end = std::max(end, least);
+  }
+  std::vector<int32_t> Sources() const {
+    return {sources_.begin(), sources_.begin() + Longest() * kNumbersOfRow};
+  }
+};
+
+}  // namespace
+
+std::string PackStreams(const PackedPattern& pattern, int cell, int parts, PackedStreams* streams) {
+  const int64_t strips = CeilDivide(pattern.rows, kPackedStripRows);
+  const int64_t panels = PackedPanels(pattern.columns, parts);
+  const int64_t masks_of_panel = kPackedPanelMasks / cell * kWarp;
+  *streams = {};
+  streams->masks.resize(strips * parts * panels * masks_of_panel);
+  streams->starts.push_back(0);
+  uint32_t* masks = streams->masks.data();
+  for (int64_t strip = 0; strip < strips; ++strip) {
+    std::vector<Entries> rows;
+    std::string error;
+    const int64_t first = strip * kPackedStripRows;
+    for (int64_t r = first; r < std::min(first + kPackedStripRows, pattern.rows); ++r) {
+      rows.push_back(EntriesOf(pattern, pattern.row_order[r], &error));
+      if (!error.empty()) return error;
+    }
+    std::vector<size_t> cursors(rows.size());
+    for (int64_t part = 0; part < parts; ++part) {
+      Piece piece(cell, panels);
+      for (int64_t panel = 0; panel < panels; ++panel) {
+        const int64_t column = (part * panels + panel) * kPackedPanelColumns;
+        streams->panels.push_back(static_cast<int32_t>(piece.Shortest()));
+        piece.AppendPanel(PanelPlaces(pattern, rows, cursors, column), masks);
+        streams->panels.push_back(static_cast<int32_t>(piece.Longest()));
+        masks += masks_of_panel;
+      }
+      const std::vector<int32_t> sources = piece.Sources();
+      streams->sources.insert(streams->sources.end(), sources.begin(), sources.end());
+      const auto words = static_cast<int64_t>(streams->sources.size()) / kNumbersOfRow;
+      if (words * kNumbersOfRow > std::numeric_limits<int32_t>::max()) {
+        return "it would take more than 2**31 - 1 numbers";
+      }
+      streams->starts.push_back(static_cast<int32_t>(words));
+    }
+  }
+  return "";
+}
+
+}  // namespace jaxsparse

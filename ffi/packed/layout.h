@@ -1,0 +1,29 @@
+// Packs a pattern in streams of lanes, as problem.h says, on the host.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace jaxsparse {
+
+// One pattern in compressed rows, and the order in which its rows make strips.
+struct PackedPattern {
+  const int32_t* row_offsets;
+  const int32_t* column_indices;
+  const int32_t* row_order;
+  int64_t rows, columns;
+};
+
+struct PackedStreams {
+  std::vector<uint32_t> masks;   // (pieces, steps, lanes)
+  std::vector<int32_t> starts;   // (pieces + 1): rows of words in front of each piece
+  std::vector<int32_t> panels;   // (pieces, panels, 2): rows of the piece that all its streams are
+                                 // through with when a panel begins, and that are read when it ends
+  std::vector<int32_t> sources;  // (rows of words, lanes, 2): the entry of each number; -1: none
+};
+
+// Returns why the pattern can't be packed, or an empty string.
+std::string PackStreams(const PackedPattern& pattern, int cell, int parts, PackedStreams* streams);
+
+}  // namespace jaxsparse

@@ -1,0 +1,122 @@
+// FFI targets of packed matrices: the product, and the matrix written out.
+#include "host/activations.h"
+#include "host/registry.h"
+#include "packed/packed.h"
+
+namespace jaxsparse {
+namespace {
+
+constexpr int64_t kMostParts = 1 << 20;
+
+// masks, starts, panels, rows of a matrix whose sizes are known.
+void TakePattern(CallParser& call, Dimension& m, Dimension& k, PackedProblem& p) {
+  Dimension pieces("pieces");
+  p.m = m.size;
+  p.k = k.size;
+  const int64_t panels = PackedPanels(p.k, p.parts);
+  pieces.size = PackedStrips(p) * p.parts;
+  p.masks =
+      call.Operand("masks", {ffi::U32}, {pieces, panels * (kPackedPanelMasks / p.cell), kWarp});
+  p.starts = call.Operand("starts", {ffi::S32}, {pieces + 1});
+  p.panels = call.Operand("panels", {ffi::S32}, {pieces, panels, 2});
+  p.rows = call.Operand("rows", {ffi::S32}, {m});
+}
+
+struct PackedProduct {
+  using Problem = PackedProblem;
+  static constexpr char kName[] = "packed_product";
+  static constexpr std::initializer_list<ffi::DataType> kTypes = {ffi::BF16, ffi::F16, ffi::F32};
+
+  static void Parse(CallParser& call, Problem* problem) {
+    Problem& p = *problem;
+    Dimension m("m"), k("k"), n("n"), words("words");
+    p.cell = static_cast<int>(call.Integer("cell", 1, 2));
+    p.parts = call.Integer("parts", 1, kMostParts);
+    p.x_on_left = call.Attribute<bool>("x_on_left");
+    p.activation = call.Choice("activation", kActivations);
+    const int64_t workspace = call.Integer("workspace", 0, kMostBytes);
+
+    const auto dense = [&](Dimension& rows) -> std::pair<Extent, Extent> {
+      if (p.x_on_left) return {n, rows};
+      return {rows, n};
+    };
+    const auto out = dense(m), x = dense(k);
+    ElementType out_dtype(kTypes);
+    p.out = call.Result("out", out_dtype, {out.first, out.second});
+    p.workspace = call.ResultWorkspace(workspace);
+    ElementType dtype = ElementType::FactorsOf(out_dtype);
+    p.values = call.Operand("values", dtype, {words, 2 * kWarp});
+    p.x = call.Operand("x", dtype, {x.first, x.second});
+    if (dtype.is(ffi::F32)) call.Fail("values must be bfloat16 or float16, got float32");
+    TakePattern(call, m, k, p);
+    if (call.operands_left() > 0) p.bias = call.Operand("bias", dtype, {m});
+    if (call.batch().rank > 0) call.Fail("takes no batch dimensions");
+    p.n = n.size;
+    p.words = words.size;
+    p.dtype = DTypeOf(dtype);
+    p.out_dtype = DTypeOf(out_dtype);
+  }
+
+  static Table<CpuVariant<Problem>> CpuVariants() { return {nullptr, 0}; }
+  static Table<CudaVariant<Problem>> CudaVariants() { return kPackedCudaVariants; }
+};
+
+struct PackedUnpacking {
+  using Problem = PackedProblem;
+  static constexpr char kName[] = "packed_unpack";
+
+  static void Parse(CallParser& call, Problem* problem) {
+    Problem& p = *problem;
+    Dimension m("m"), k("k"), words("words");
+    p.cell = static_cast<int>(call.Integer("cell", 1, 2));
+    p.parts = call.Integer("parts", 1, kMostParts);
+    ElementType dtype({ffi::BF16, ffi::F16});
+    p.out = call.Result("out", dtype, {m, k});
+    p.values = call.Operand("values", dtype, {words, 2 * kWarp});
+    TakePattern(call, m, k, p);
+    if (call.batch().rank > 0) call.Fail("takes no batch dimensions");
+    p.words = words.size;
+    p.dtype = p.out_dtype = DTypeOf(dtype);
+  }
+
+  static Table<CpuVariant<Problem>> CpuVariants() { return {nullptr, 0}; }
+  static Table<CudaVariant<Problem>> CudaVariants() { return kUnpackCudaVariants; }
+};
+
+}  // namespace
+
+OperationEntry PackedUnpackEntry() {
+  std::vector<PackedProblem> problems;
+  for (const int cell : {1, 2}) {
+    PackedProblem problem;
+    problem.m = problem.k = 8192;
+    problem.cell = cell;
+    problems.push_back(problem);
+  }
+  return MakeEntry<PackedUnpacking>(problems);
+}
+
+OperationEntry PackedProductEntry() {
+  std::vector<PackedProblem> problems;
+  for (const DTypePair types : kDTypePairs) {
+    if (SizeOf(types.dtype) != 2) continue;
+    for (const int cell : {1, 2}) {
+      for (const int64_t n : {8, 16, 32, 64}) {
+        for (const bool x_on_left : {false, true}) {
+          PackedProblem problem;
+          problem.m = problem.k = 8192;
+          problem.n = n;
+          problem.cell = cell;
+          problem.x_on_left = x_on_left;
+          problem.dtype = types.dtype;
+          problem.out_dtype = types.out_dtype;
+          problem.workspace.bytes = int64_t{1} << 30;
+          problems.push_back(problem);
+        }
+      }
+    }
+  }
+  return MakeEntry<PackedProduct>(problems);
+}
+
+}  // namespace jaxsparse

@@ -1,0 +1,63 @@
+// out[m,n] = activation(sum_k a[m,k] * x[k,n] + bias[m]), a packed in streams of lanes.
+//
+// A strip is 16 rows, neighbours in the order `rows`. A piece is a strip's columns in one of
+// `parts` equal ranges, which are whole panels. A lane of the warp that multiplies a piece needs of
+// each fragment of 16 x 16 places those that mma.m16n8k16 deals it: in group g of 8 columns, for j
+// = 0 and 1, the pair of row lane / 4 + 8 j and columns 8 g + 2 (lane % 4) and one more. What is
+// stored of them lies in streams of its own: word w of lane l is l-th in row w of `values`. Which
+// places are stored, bits in `masks` tell.
+//
+// With cell 1 the lower and the upper halves of a lane's words are two streams, of the first and of
+// the second number of pairs. A step has 8 groups; bit 8 (2 j + e) + g of its mask tells whether
+// number e of pair j of group g is stored. With cell 2 a word is a pair of which any is stored. A
+// step has 16 groups; bit 8 (2 (g % 2) + j) + g / 2 is that of pair j of group g.
+//
+// At the end of each panel a stream that is more than kPackedDrift behind the longest one of its
+// piece is padded up to that, so that few rows of words serve a panel, whatever the pattern is.
+#pragma once
+
+#include "cuda/activation.h"
+#include "types.h"
+
+namespace jaxsparse {
+
+constexpr int kPackedStripRows = 16;
+constexpr int kPackedPanelColumns = 256;
+constexpr int kPackedPanelPairs = kPackedPanelColumns / 4;  // of a lane, at most as many words
+constexpr int kPackedPanelMasks = 4;                        // of a lane, at most
+constexpr int kPackedDrift = 32;
+constexpr int kPackedRowBytes = 4 * kWarp;  // of words, one for each lane
+
+// Panels of each part of so many columns.
+JAXSPARSE_INLINE int64_t PackedPanels(int64_t columns, int64_t parts) {
+  return CeilDivide(columns, kPackedPanelColumns * parts);
+}
+
+// With x on the left it is (n, k), and the result (n, m).
+struct PackedProblem {
+  Gpu gpu;
+  int64_t m = 0, k = 0, n = 0;
+  int64_t words = 0;  // rows of values
+  int cell = 1;
+  int64_t parts = 1;
+  bool x_on_left = false;
+  DType dtype = DType::kBFloat16;      // values, x, bias
+  DType out_dtype = DType::kBFloat16;  // out
+  Activation activation = Activation::kNone;
+  Array values;  // dtype (words, lanes, 2)
+  Array masks;   // uint32 (pieces, steps, lanes)
+  Array starts;  // int32 (pieces + 1,): rows of values in front of each piece
+  Array panels;  // int32 (pieces, panels, 2): rows of the piece that all of its streams are through
+                 // with when a panel begins, and that are read when it ends
+  Array rows;    // int32 (m,)
+  Array x;
+  Array bias;  // (m,) or null
+  Array out;
+  Workspace workspace;
+};
+
+JAXSPARSE_INLINE int64_t PackedStrips(const PackedProblem& p) {
+  return CeilDivide(p.m, kPackedStripRows);
+}
+
+}  // namespace jaxsparse

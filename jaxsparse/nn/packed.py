@@ -1,0 +1,118 @@
+"""A linear layer with packed weights, for inference with few columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxsparse.csr import CSR
+from jaxsparse.nn.linear import SparseLinear, check_call
+from jaxsparse.ops.linear import linear
+from jaxsparse.packed import Packed
+
+
+class PackedArray(nnx.Variable[jax.Array]):
+    """Holds an array of packed weights: an argument of jitted programs, and no parameter."""
+
+
+class PackedLinear(nnx.Module):
+    r"""`SparseLinear` with weights that are packed for few columns on a GPU; for inference.
+
+    .. math:: y_{ni} = f\Bigl(\sum_{j \in P_i} x_{nj}\, a_{ij} + b_i\Bigr)
+
+    The matrix is a `jaxsparse.Packed` of shape (out_features, in_features). Its arrays are
+    variables of a type of their own, `PackedArray`, so gradients and optimizers see the bias alone;
+    gradients of the inputs pass through. Attributes: ``values``, ``masks``, ``starts``, ``panels``,
+    ``rows``, as in `Packed`; ``bias``, an `nnx.Param` ``(out_features,)`` or None.
+
+    Args:
+        weight: the matrix.
+        bias: ``(out_features,)`` or None.
+        activation: None, "relu" or "gelu" (the tanh form), fused with the product.
+        preferred_element_type: of the result; by default that of the inputs.
+
+    Raises:
+        TypeError: if ``weight`` is no Packed.
+
+    >>> layer = SparseLinear(64, 32, sparsity=0.75, rngs=nnx.Rngs(0))
+    >>> packed = PackedLinear.from_sparse(layer, dtype=jnp.bfloat16)
+    >>> packed(jnp.ones((8, 64))).shape, packed.weight.dtype
+    ((8, 32), dtype(bfloat16))
+    """
+
+    def __init__(
+        self,
+        weight: Packed,
+        *,
+        bias: jax.Array | None = None,
+        activation: str | None = None,
+        preferred_element_type: Any = None,
+    ):
+        if not isinstance(weight, Packed):
+            raise TypeError(f"PackedLinear: weight must be Packed, got {type(weight).__name__}")
+        self.out_features, self.in_features = weight.shape
+        self.cell, self.parts = weight.cell, weight.parts
+        self.values = PackedArray(weight.values)
+        self.masks = PackedArray(weight.masks)
+        self.starts = PackedArray(weight.starts)
+        self.panels = PackedArray(weight.panels)
+        self.rows = PackedArray(weight.rows)
+        self.bias = nnx.data(None)
+        if bias is not None:
+            self.bias = nnx.Param(bias)
+        self.activation = activation
+        self.preferred_element_type = preferred_element_type
+
+    @classmethod
+    def from_sparse(cls, layer: SparseLinear, *, dtype: Any = None) -> PackedLinear:
+        """Packs the weights of a `SparseLinear`, which is left as it is.
+
+        Args:
+            layer: its pattern must be known.
+            dtype: of the weights, bfloat16 or float16: by default that in which the layer computes.
+
+        Raises:
+            TypeError: if ``layer`` is no SparseLinear, or of a subclass with a call of its own.
+            ValueError: as `jaxsparse.CSR.pack`, for a layer that computes in float32 for instance
+                if no dtype is given.
+        """
+        check_call("PackedLinear.from_sparse: layer must be a SparseLinear", layer, SparseLinear)
+        a: CSR = layer.weight
+        return cls(
+            a.pack(layer.dtype if dtype is None else dtype),
+            bias=None if layer.bias is None else jnp.copy(layer.bias[...]),
+            activation=layer.activation,
+            preferred_element_type=layer.preferred_element_type,
+        )
+
+    @property
+    def weight(self) -> Packed:
+        """The matrix (out_features, in_features)."""
+        arrays = (self.values, self.masks, self.starts, self.panels, self.rows)
+        shape = (self.out_features, self.in_features)
+        leaves = [array[...] for array in arrays]
+        return Packed(*leaves, None, None, shape=shape, cell=self.cell, parts=self.parts)
+
+    def __call__(self, inputs: jax.Array, out_sharding: Any = None) -> jax.Array:
+        """Maps ``(..., in_features)`` to ``(..., out_features)``.
+
+        Args:
+            inputs: of any number of leading dimensions; they are rounded to the weights' dtype.
+            out_sharding: of the result, a NamedSharding or PartitionSpec of explicit axes.
+
+        Raises:
+            TypeError, ValueError: as `jaxsparse.linear`.
+        """
+        weight, wanted = self.weight, self.preferred_element_type
+        wanted = inputs.dtype if wanted is None else jax.dtypes.canonicalize_dtype(wanted)
+        outputs = linear(
+            inputs.astype(weight.dtype),
+            weight,
+            bias=None if self.bias is None else self.bias[...],
+            activation=self.activation,
+            preferred_element_type=None if wanted == weight.dtype else jnp.float32,
+        ).astype(wanted)
+        return outputs if out_sharding is None else jax.sharding.reshard(outputs, out_sharding)

@@ -1,0 +1,376 @@
+"""The product of a packed matrix and a dense one with few columns, as primitives.
+
+- ``packed_product``: y = A x, linear in the numbers of A and in x.
+- ``packed_transposed``: x = A^T y, its transpose in x, whose own transpose in y is A x again. It
+  has no kernel: the matrix is written out.
+
+The transposes in the numbers take these from an outer product. So derivatives of every order come
+from the two.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import ShapedArray
+from jax.interpreters import ad, batching
+
+from jaxsparse.device import AnyDevice
+from jaxsparse.ops.packed_places import gathered_in, slots, unpacked
+from jaxsparse.ops.packed_unpack import MATRIX, packed_unpack_p, written_out
+from jaxsparse.ops.plain_products import ACTIVATIONS
+from jaxsparse.precision import common_dtype, unrounded
+from jaxsparse.primitive import (
+    Fallback,
+    FfiCall,
+    Operation,
+    Signature,
+    bind,
+    bind_local,
+    define_multilinear_jvp,
+    define_transpose,
+    gathered,
+    make_primitive,
+    undefined,
+)
+
+_MOST_COLUMNS = 128  # for which kernels are faster than the matrix written out
+_VECTOR = 8  # numbers of x that a kernel copies at once
+
+_VALUES, _X, _BIAS = 0, len(MATRIX), len(MATRIX) + 1
+
+
+def _signature(params: dict[str, Any]) -> Signature:
+    left = params["x_on_left"]
+    x, out = ("n k", "n m") if left else ("k n", "m n")
+    bias = (("bias", "m"),) if params.get("has_bias") else ()
+    return Signature((*MATRIX, ("x", x), *bias), (("out", out),))
+
+
+def _product(matrix: jax.Array, stored: jax.Array, x: jax.Array) -> jax.Array:
+    """Matrix times x of the same dtype, in float32; 0 * NaN is no term of it."""
+    x = x.astype(matrix.dtype)
+
+    def dense(x: jax.Array) -> jax.Array:
+        product: jax.Array = jnp.dot(
+            matrix, x, precision=jax.lax.Precision.HIGHEST, preferred_element_type=jnp.float32
+        )
+        return product
+
+    def by_columns(x: jax.Array) -> jax.Array:
+        wide = matrix.astype(jnp.float32)
+
+        def of_column(column: jax.Array) -> jax.Array:
+            return jnp.sum(jnp.where(stored, wide * column, 0), 1)
+
+        columns: jax.Array = jax.lax.map(of_column, x.astype(jnp.float32).T)
+        return columns.T
+
+    if not matrix.size or not x.shape[1]:
+        return jnp.zeros((matrix.shape[0], x.shape[1]), jnp.float32)
+    product: jax.Array = jax.lax.cond(jnp.all(jnp.isfinite(x)), dense, by_columns, x)
+    return product
+
+
+def _plain(
+    values: jax.Array,
+    masks: jax.Array,
+    starts: jax.Array,
+    panels: jax.Array,
+    rows: jax.Array,
+    x: jax.Array,
+    *bias: jax.Array,
+    cell: int,
+    parts: int,
+    x_on_left: bool,
+    **epilogue: Any,
+) -> list[jax.Array]:
+    """Through the matrix written out in float32, with the params of the primitives."""
+    x = x.T if x_on_left else x
+    form = {"columns": x.shape[0], "cell": cell, "parts": parts}
+    matrix, stored = unpacked(values.astype(jnp.float32), masks, starts, rows, **form)
+    return [_after(_product(matrix, stored, x), bias, x_on_left, **epilogue)]
+
+
+def _after(
+    z: jax.Array,
+    bias: Sequence[jax.Array],
+    x_on_left: bool,
+    *,
+    out_dtype: Any,
+    has_bias: bool = False,
+    activation: str | None = None,
+) -> jax.Array:
+    """The result of a product A x in float32."""
+    if has_bias:
+        z = z + bias[0].astype(z.dtype)[:, None]
+    y: jax.Array = ACTIVATIONS[activation](z).astype(out_dtype)
+    return y.T if x_on_left else y
+
+
+def _dense_on_gpu(*operands: jax.Array, **params: Any) -> list[jax.Array]:
+    """By XLA's dot where x is finite, else by the kernel: 0 * NaN would spread."""
+    matrix, x, bias = operands[:_X], operands[_X], operands[_BIAS:]
+    left = params["x_on_left"]
+    form = {name: params[name] for name in ("cell", "parts")}
+    by_name = {"implementation": "cuda", "variant": None}
+
+    def by_dot() -> list[jax.Array]:
+        k = x.shape[1 if left else 0]
+        (a,) = bind_local(packed_unpack_p, *matrix, columns=k, **form, **by_name)
+        z = jnp.dot(a, x.T if left else x, preferred_element_type=jnp.float32)
+        epilogue = {name: params[name] for name in params if name not in (*form, "x_on_left")}
+        return [_after(z, bias, left, **epilogue)]
+
+    def by_kernel() -> list[jax.Array]:
+        primitive = packed_epilogue_p if "activation" in params else packed_product_p
+        return bind_local(primitive, *operands, **params, **by_name)
+
+    results: list[jax.Array] = jax.lax.cond(jnp.all(jnp.isfinite(x)), by_dot, by_kernel)
+    return results
+
+
+def _ffi(
+    params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice
+) -> FfiCall | Fallback:
+    n = avals[_X].shape[0 if params["x_on_left"] else 1]
+    if not isinstance(n, int):
+        return Fallback("the number of columns is not known when the program is compiled")
+    free = params["implementation"] is None and params["variant"] is None
+    if free and n > _MOST_COLUMNS:
+        return Fallback(
+            f"for more than {_MOST_COLUMNS} columns a dense product is taken to be faster",
+            _dense_on_gpu,
+            called="the matrix written out, and XLA's dot",
+        )
+    # A kernel copies whole vectors of x: where a row has no multiple of 8 numbers, its columns do.
+    swap = not params["x_on_left"] and n % _VECTOR != 0
+    bias = ("bias",) if params.get("has_bias") else ()
+    return FfiCall(
+        ("values", "x", "masks", "starts", "panels", "rows", *bias),
+        {
+            "cell": params["cell"],
+            "parts": params["parts"],
+            "x_on_left": params["x_on_left"] or swap,
+            "activation": params.get("activation") or "none",
+        },
+        workspace=None,
+        swapped=("x", "out") if swap else (),
+    )
+
+
+def _stored(params: dict[str, Any], operands: dict[str, Any]) -> tuple[str, tuple[int, int]]:
+    shape = operands["rows"].shape[0], operands["x"].shape[-1 if params["x_on_left"] else -2]
+    words = operands["values"].shape[0] * 2 * 32
+    return f"packed matrix {shape} of {words} numbers, {params['parts']} parts", shape
+
+
+_LINEAR = ("cell", "parts", "x_on_left", "out_dtype")
+_PLAIN = "the matrix written out by XLA, and its dot"
+
+
+def _made(name: str, *more: str) -> Any:
+    return make_primitive(
+        Operation(
+            name=name,
+            target="packed_product",
+            params=(*_LINEAR, *more),
+            signature=_signature,
+            result_dtypes=lambda avals, params: [params["out_dtype"]],
+            shardable=("n",),
+            xla=_plain,
+            ffi=_ffi,
+            on_cpu=Fallback("only GPUs have a kernel that multiplies packed matrices"),
+            plain=_PLAIN,
+            stored=_stored,
+        )
+    )
+
+
+packed_product_p = _made("packed_product")
+packed_epilogue_p = _made("packed_epilogue", "has_bias", "activation")
+
+
+# ---- The transposed product ----
+
+
+def _transposed_signature(params: dict[str, Any]) -> Signature:
+    k, left = params["columns"], params["x_on_left"]
+    x, out = ("n m", f"n {k}") if left else ("m n", f"{k} n")
+    return Signature((*MATRIX, ("x", x)), (("out", out),))
+
+
+def _transposed(
+    *operands: jax.Array,
+    columns: int,
+    cell: int,
+    parts: int,
+    x_on_left: bool,
+    out_dtype: Any,
+    by_kernel: bool = False,
+) -> list[jax.Array]:
+    """By the matrix written out. As in cells of 2, a stored 0 counts as none."""
+    *matrix, x = operands
+    x = x.T if x_on_left else x
+    form = {"columns": columns, "cell": cell, "parts": parts}
+    if by_kernel:
+        by_name = {"implementation": None, "variant": None}
+        (a,) = bind_local(packed_unpack_p, *matrix, **form, **by_name)
+        a = a.astype(common_dtype(a.dtype, x.dtype)).T
+    else:
+        values, masks, starts, _, rows = matrix
+        a = unpacked(values.astype(jnp.float32), masks, starts, rows, **form)[0].T
+    y = _product(a, a != 0, x).astype(out_dtype)
+    return [y.T if x_on_left else y]
+
+
+_WITHOUT_KERNEL = Fallback(
+    "there is no kernel by the transposed matrix",
+    functools.partial(_transposed, by_kernel=True),
+    called="the matrix written out, and XLA's dot",
+)
+
+packed_transposed_p = make_primitive(
+    Operation(
+        name="packed_transposed",
+        target="packed_unpack",
+        params=(*_LINEAR, "columns"),
+        signature=_transposed_signature,
+        result_dtypes=lambda avals, params: [params["out_dtype"]],
+        shardable=("n",),
+        xla=_transposed,
+        ffi=lambda *_: _WITHOUT_KERNEL,
+        on_cpu=Fallback("only GPUs have a kernel that writes packed matrices out"),
+        plain=_PLAIN,
+        stored=lambda params, operands: (
+            f"packed matrix, {params['parts']} parts",
+            (operands["rows"].shape[0], params["columns"]),
+        ),
+    )
+)
+
+
+# ---- Batches of x are more columns ----
+
+
+def _batch(primitive: Any, operands: Any, dims: Any, **params: Any) -> Any:
+    if any(dim is not None for dim in dims[:_X]):
+        raise ValueError(
+            "packed_product: takes one packed matrix, got a batch of them: map over x alone"
+        )
+    if any(dim is not None for dim in dims[_BIAS:]):
+        return _batch_of_biases(operands, dims, **params)
+    x, left = operands[_X], params["x_on_left"]
+    axis = 0 if left else 1  # of the columns of the product, in x and in the result
+    x = jnp.moveaxis(x, dims[_X], axis)
+    sizes = x.shape[axis : axis + 2]
+    x = x.reshape(*x.shape[:axis], sizes[0] * sizes[1], *x.shape[axis + 2 :])
+    (out,) = bind(primitive, *operands[:_X], x, *operands[_BIAS:], **params)
+    return [out.reshape(*out.shape[:axis], *sizes, *out.shape[axis + 1 :])], [axis]
+
+
+def _batch_of_biases(operands: Any, dims: Any, **params: Any) -> Any:
+    def one(x: jax.Array, bias: jax.Array) -> jax.Array:
+        return _by_parts(*operands[:_X], x, bias, **params)
+
+    return [jax.vmap(one, (dims[_X], dims[_BIAS]))(operands[_X], operands[_BIAS])], [0]
+
+
+for _primitive in (packed_product_p, packed_epilogue_p, packed_transposed_p):
+    batching.primitive_batchers[_primitive] = functools.partial(_batch, _primitive)
+
+
+# ---- Derivatives ----
+
+
+def _of_numbers(
+    y: jax.Array, x: jax.Array, operands: Any, x_on_left: bool, **form: Any
+) -> tuple[int, jax.Array]:
+    """The cotangent of the numbers: what y x^T has in their places."""
+    values, masks, starts, _, rows = operands[:_X]
+    dtype, axis = common_dtype(y.dtype, x.dtype), 0 if x_on_left else 1
+    # The columns of the product may be sharded; this sums over them.
+    y, x = (gathered(z, axis).astype(dtype) for z in (y, x))
+    outer = jax.lax.dot_general(
+        y,
+        x,
+        (((axis,), (axis,)), ((), ())),
+        precision=jax.lax.Precision.HIGHEST,
+        preferred_element_type=jnp.float32,
+    )
+    at = slots(masks, starts, **form)
+    return _VALUES, gathered_in(outer, at, rows, values.aval.shape[0])
+
+
+def _transpose(
+    ct: jax.Array,
+    operands: Any,
+    *,
+    of: Any,
+    cotangent_dtype: Any = None,
+    columns: int | None = None,
+    **params: Any,
+) -> tuple[int, jax.Array]:
+    """The rule of both products: the transpose of one in x is ``of``, the other one."""
+    *matrix, x = operands
+    ct = ct if cotangent_dtype is None else ct.astype(cotangent_dtype)
+    form = {name: params[name] for name in ("cell", "parts")}
+    left = params["x_on_left"]
+    if undefined(matrix[_VALUES]):
+        y, of_x = (ct, x) if columns is None else (x, ct)
+        return _of_numbers(y, of_x, operands, left, **form)
+    dtype = common_dtype(ct.dtype, x.aval.dtype)
+    options: dict[str, Any] = {"implementation": params["implementation"], "variant": None}
+    if columns is None:
+        options["columns"] = x.aval.shape[1 if left else 0]
+    elif ct.dtype != matrix[_VALUES].dtype:
+        # What has more than 16 bits is no operand of a kernel.
+        k = columns
+        a = written_out(matrix, columns=k, **form).astype(dtype)
+        y = _product(a, a != 0, ct.T if left else ct)
+        return _X, y.T if left else y
+    out = bind(of, *matrix, ct, x_on_left=left, out_dtype=dtype, **form, **options)[0]
+    return _X, out
+
+
+for _primitive, _other in (
+    (packed_product_p, packed_transposed_p),
+    (packed_transposed_p, packed_product_p),
+):
+    define_multilinear_jvp(_primitive, lambda **params: (_VALUES, _X))
+    define_transpose(_primitive, functools.partial(_transpose, of=_other))
+
+
+def _by_parts(
+    *operands: jax.Array, has_bias: bool, activation: str | None, **params: Any
+) -> jax.Array:
+    """The same as `packed_epilogue_p`, with what follows the product in jnp."""
+    dtype = params["out_dtype"]
+    (z,) = bind(packed_product_p, *operands[:_BIAS], **unrounded(params))
+    if has_bias:
+        bias = operands[_BIAS].astype(z.dtype)
+        z = z + (bias if params["x_on_left"] else bias[:, None])
+    y: jax.Array = ACTIVATIONS[activation](z).astype(dtype)
+    return y
+
+
+def _epilogue_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+    varying = [i for i in (_VALUES, _X, _BIAS) if i < len(primals)]
+    varying = [i for i in varying if type(tangents[i]) is not ad.Zero]
+
+    def of_varying(*varied: jax.Array) -> jax.Array:
+        operands = list(primals)
+        for i, operand in zip(varying, varied, strict=True):
+            operands[i] = operand
+        return _by_parts(*operands, **{**params, "variant": None})
+
+    along = [tangents[i] for i in varying]
+    y, dy = jax.jvp(of_varying, tuple(primals[i] for i in varying), tuple(along))
+    return [y], [dy]
+
+
+ad.primitive_jvps[packed_epilogue_p] = _epilogue_jvp

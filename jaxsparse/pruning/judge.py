@@ -1,0 +1,75 @@
+"""Whether a layer becomes sparse, packed or stays dense: the fastest of them, and why."""
+
+from __future__ import annotations
+
+import numpy as np
+from flax import nnx
+
+from jaxsparse.pruning.kinds import Kind
+from jaxsparse.pruning.measure import Call, size_of, times_of
+from jaxsparse.pruning.table import LayerReport, imbalance
+
+
+def judge(
+    name: str,
+    layer: nnx.Module,
+    kind: Kind,
+    obstacle: str | None,
+    calls: list[Call],
+    unwanted: bool,
+    faster_only: bool,
+    seconds: float,
+    packed: bool,
+) -> tuple[LayerReport, nnx.Module | None]:
+    """What is to be said of a layer, and its twin if it becomes sparse or packed."""
+    matrices = [] if obstacle else kind.weights(layer)
+    size = sum(matrix.size for matrix in matrices)
+    stored = sum(int(np.count_nonzero(matrix)) for matrix in matrices)
+    batched = any(call.batched for call in calls)
+    reasons = (
+        ("asked for", unwanted),
+        (obstacle, obstacle is not None),
+        ("it is not pruned", stored == size),
+        ("it is never called with example_inputs", not calls),
+        (
+            "it runs under jax.vmap, where it can't be timed: faster_only=False makes it sparse",
+            batched and faster_only,
+        ),
+    )
+    reason = next((text for text, holds in reasons if holds), None)
+    sparse = kind.to_sparse(layer) if reason is None else None
+    before = after = after_packing = note = None
+    in_streams = kind.to_packed(sparse) if packed and sparse is not None and not batched else None
+    if batched:
+        # The shapes are those of one example, not of the batch that will run.
+        note = "not timed: it runs under jax.vmap" if sparse is not None else None
+    elif calls:
+        if sparse is not None and kind.prepare is not None:
+            args, options = calls[0].arguments()
+            note = kind.prepare(sparse, *args, **options)
+        forms = [form for form in (layer, sparse, in_streams) if form is not None]
+        before, after, after_packing, *_ = [*times_of(forms, calls, seconds), None, None]
+    is_packed = after_packing is not None and after_packing.is_clearly_less_than(after)
+    twin, fastest = (in_streams, after_packing) if is_packed else (sparse, after)
+    if faster_only and before is not None and fastest is not None:
+        if fastest.seconds >= before.seconds:
+            reason = "it would be slower"
+        elif not fastest.is_clearly_less_than(before):
+            reason = "it would not be clearly faster"
+    report = LayerReport(
+        path=name,
+        layer=type(layer).__name__,
+        shapes=tuple((matrix.shape[0], matrix.shape[1]) for matrix in matrices),
+        density=stored / size if size else None,
+        imbalance=max(map(imbalance, matrices), default=None),
+        dense_bytes=size_of(layer),
+        sparse_bytes=None if sparse is None else size_of(sparse),
+        dense_seconds=None if before is None else before.seconds,
+        sparse_seconds=None if after is None else after.seconds,
+        kept_dense=reason,
+        note=note,
+        packed_bytes=None if in_streams is None else size_of(in_streams),
+        packed_seconds=None if after_packing is None else after_packing.seconds,
+        packed=is_packed and reason is None,
+    )
+    return report, twin if reason is None else None

@@ -1,0 +1,162 @@
+"""Packed matrices: each place of each pattern against an oracle in NumPy, trees, files, errors."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from edge_cases import EDGE_CASES
+from reference import packed_matrix, to_dense
+
+from jaxsparse import CSR, Packed, Topology
+
+FORMS = [(1, 1), (2, 1), (1, 3), (2, 2)]  # cell, parts
+
+
+def random_matrix(topology, seed=0, dtype=jnp.bfloat16):
+    values = np.random.default_rng(seed).standard_normal(topology.nse)
+    values[topology.nnz :] = np.nan  # padding is never read
+    return CSR(jnp.asarray(values, dtype), topology)
+
+
+def striped(m, k, stripe, seed=0):
+    """Lanes whose streams would drift apart: a dense stripe of columns, the rest nearly empty."""
+    rng = np.random.default_rng(seed)
+    mask = rng.random((m, k)) < 0.01
+    mask[:, :stripe] |= (np.arange(stripe) % 8 < 2)[None, :]
+    mask[: m // 2, stripe : 2 * stripe] = True
+    return Topology.from_mask(mask)
+
+
+PATTERNS = {name: lambda make=make: make()[0] for name, make in EDGE_CASES.items()} | {
+    f"{round(100 * sparsity)}_percent": lambda sparsity=sparsity: Topology.from_mask(
+        np.random.default_rng(3).random((50, 900)) >= sparsity
+    )
+    for sparsity in (0.0, 0.5, 0.7, 0.9, 0.98)
+}
+PATTERNS |= {"striped": lambda: striped(33, 1500, 512)}
+
+
+def parts_that_fit(topology, parts):
+    return min(parts, max(-(-topology.shape[1] // 256), 1))
+
+
+@pytest.mark.parametrize("cell, parts", FORMS)
+def test_every_place(cell, parts):
+    """The numbers that lanes read from their streams stand where they should."""
+    for name, make in PATTERNS.items():
+        a = random_matrix(make())
+        packed = a.pack(cell=cell, parts=parts_that_fit(a.topology, parts))
+        expected = to_dense(a.values, a.topology)
+        np.testing.assert_array_equal(packed_matrix(packed), expected, err_msg=name)
+
+
+@pytest.mark.parametrize("number, name", [*enumerate(PATTERNS)])
+def test_written_out(number, name):
+    topology = PATTERNS[name]()
+    a = random_matrix(topology)
+    cell, parts = FORMS[number % len(FORMS)]
+    packed = a.pack(cell=cell, parts=parts_that_fit(topology, parts), trainable=True)
+    expected = to_dense(a.values, topology)
+    np.testing.assert_array_equal(np.asarray(packed.todense(), np.float64), expected)
+    stored = np.asarray(packed.stored())
+    assert stored[expected != 0].all() and stored.sum() <= cell * topology.nnz
+    assert packed.verify() is packed
+
+
+def test_back_to_rows():
+    a = random_matrix(PATTERNS["padding"]())
+    for trainable in True, False:
+        back = CSR.from_packed(a.pack(cell=1, trainable=trainable))
+        assert (back.topology is a.topology) == trainable
+        np.testing.assert_array_equal(back.todense(), a.todense())
+        np.testing.assert_array_equal(back.topology.nnz, a.topology.nnz)
+
+
+def test_few_rows_serve_a_panel():
+    """Whatever the pattern is, in a ring of 128 rows; and there is little padding."""
+    for name in ("striped", "0_percent", "50_percent", "uneven", "full"):
+        for cell in 1, 2:
+            packed = random_matrix(PATTERNS[name]()).pack(cell=cell, parts=1)
+            free, needed = np.moveaxis(np.asarray(packed.panels), -1, 0)
+            assert (needed - free <= 96).all() and (np.diff(free, axis=1) >= 0).all()
+    half = Topology.from_mask(np.random.default_rng(0).random((256, 4096)) < 0.5)
+    packed = random_matrix(half).pack()
+    assert packed.cell == 1 and packed.nbytes < 0.7 * 2 * packed.size
+    assert "% of dense, cell 1" in repr(packed) and packed.parts == 8
+
+
+def test_other_values():
+    """`repack` takes them under jit without compiling again; columns may come in any order."""
+    topology = PATTERNS["odd"]()
+    a = random_matrix(topology)
+    packed = a.pack(trainable=True)
+    repack = jax.jit(lambda packed, values: packed.repack(values).todense())
+    for seed in 1, 2:
+        b = random_matrix(topology, seed)
+        np.testing.assert_array_equal(repack(packed, b.values), b.todense())
+    assert repack._cache_size() == 1
+    with pytest.raises(ValueError, match="trainable=True"):
+        a.pack().repack(a.values)
+    with pytest.raises(ValueError, match=r"values must have shape"):
+        packed.repack(a.values[:-1])
+
+
+def test_tree():
+    packed = random_matrix(PATTERNS["uneven"]()).pack(cell=2, parts=2)
+    leaves, tree = jax.tree.flatten(packed)
+    assert len(leaves) == 5
+    again = jax.tree.unflatten(tree, leaves)
+    assert isinstance(again, Packed) and again.shape == packed.shape
+    assert str(jax.tree.map(lambda x: x.shape, packed)).startswith("Packed of shape (50, 2100)")
+    dense = jax.jit(Packed.todense)(packed)
+    np.testing.assert_array_equal(dense, packed.todense())
+
+
+def test_export():
+    packed = random_matrix(PATTERNS["odd"]()).pack()
+    exported = jax.export.export(jax.jit(lambda packed: (packed, packed.todense())))(packed)
+    program = jax.export.deserialize(exported.serialize())
+    same, dense = program.call(packed)
+    np.testing.assert_array_equal(dense, packed.todense())
+    assert same.shape == packed.shape and same.verify() is same
+
+
+def damaged(packed, name, change):
+    leaves = {n: getattr(packed, n) for n in Packed.__slots__}
+    leaves[name] = jnp.asarray(change(np.array(leaves[name])))
+    static = {n: leaves.pop(n) for n in ("shape", "cell", "parts")}
+    order = ("values", "masks", "starts", "panels", "rows", "sources", "topology")
+    return Packed(*(leaves[n] for n in order), **static)
+
+
+@pytest.mark.parametrize(
+    "name, change",
+    [
+        ("values", lambda x: x[:-1]),
+        ("masks", lambda x: np.full_like(x, 0xFFFFFFFF)),
+        ("starts", lambda x: x[::-1]),
+        ("panels", lambda x: x[:, :-1]),
+        ("panels", lambda x: x + 1),
+        ("rows", lambda x: x * 0),
+    ],
+)
+def test_verify(name, change):
+    packed = random_matrix(PATTERNS["uneven"]()).pack()
+    with pytest.raises(ValueError, match=r"Packed\.verify: "):
+        damaged(packed, name, change).verify()
+
+
+def test_errors():
+    a = random_matrix(PATTERNS["odd"]())
+    with pytest.raises(ValueError, match="dtype must be bfloat16 or float16, got float32"):
+        a.astype(jnp.float32).pack()
+    with pytest.raises(ValueError, match="cell must be None, 1 or 2, got 3"):
+        a.pack(cell=3)
+    with pytest.raises(ValueError, match="parts must be None or 1 to 1 for 53 columns, got 2"):
+        a.pack(parts=2)
+    with pytest.raises(ValueError, match="needs one concrete pattern"):
+        jax.jit(lambda a: a.pack().todense())(CSR(a.values, a.topology.as_dynamic()))
+    with pytest.raises(ValueError, match="needs one matrix"):
+        CSR(jnp.stack([a.values] * 2), a.topology).pack()
