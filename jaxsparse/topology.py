@@ -29,6 +29,7 @@ from jaxsparse.pattern import (
     row_indices,
     to_device,
 )
+from jaxsparse.row_cuts import NO_CUTS
 from jaxsparse.topology_arguments import check_arrays, check_shape, needed_room, pad_columns
 from jaxsparse.topology_key import TopologyKey
 from jaxsparse.topology_parts import TopologyParts
@@ -322,10 +323,10 @@ class Topology(TopologyParts):
             raise ValueError(f"Topology.padded: nse={nse} is less than the {self.nse} entries")
         if not room:
             return self.as_dynamic()
-        t, permutation = self.transposed_pattern, self.permutation
+        (m, k), t, permutation = self.shape, self.transposed_pattern, self.permutation
         bare = self._with(
-            pattern=self.pattern.padded(room),
-            transposed_pattern=None if t is None else t.padded(room),
+            pattern=self.pattern.padded(room, k),
+            transposed_pattern=None if t is None else t.padded(room, m),
             permutation=None if permutation is None else padded_permutation(permutation, room),
             kind="dynamic",
         )
@@ -374,21 +375,26 @@ class Topology(TopologyParts):
     def operands(self) -> tuple[jax.Array, ...]:
         """What an operation's primitive takes: `ops.arguments.operands_of_pattern` names it.
 
-        Those are the arrays of both patterns and the permutation, or of the one that there is, and
-        the starts of tiles. They are checked first if ``JAXSPARSE_CHECK=1``, but for starts, which
-        kernels find out for themselves then.
+        Those are the arrays of both patterns and the permutation, or of the one that there is, the
+        starts of tiles, and the cuts of rows of each pattern. They are checked first if
+        ``JAXSPARSE_CHECK=1``, but for starts, which kernels find out for themselves then, and for
+        cuts, without which other kernels serve.
         """
         self.check_positions()
         m, k = self.shape
         rows, starts = self.pattern.operands(), self.layouts[TileStarts.name]
+        cuts = [self.pattern.row_cuts]
         transposed: tuple[jax.Array, ...] = ()
         if self.has_transpose:
             transposed = (*self.transposed_pattern.operands(), self.permutation)
+            cuts.append(self.transposed_pattern.row_cuts)
         if checks_enabled():
             rows = (checked(*rows, columns=k), *rows[1:])
             transposed = transposed and (checked(*transposed, columns=m), *transposed[1:])
             starts = jnp.zeros_like(starts, shape=(*starts.shape[:-1], *NO_STARTS))
-        return (*rows, *transposed, starts)
+            cuts = [None] * len(cuts)
+        no_cuts = np.zeros((*self.batch_shape, *NO_CUTS), np.int32)
+        return (*rows, *transposed, starts, *(no_cuts if x is None else x for x in cuts))
 
     def verify(self) -> Topology:
         """Checks a concrete topology and what is derived from it; returns it.

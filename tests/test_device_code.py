@@ -41,6 +41,15 @@ SIZES = [
         ],
     ),
     (
+        "spmm/kernels/split.cu",
+        "SpmmSplitRows<float, float, int32_t, jaxsparse::SpmmSplitConfig",
+        [
+            ".vector = 1, .lanes = 1, .batched = true",
+            ".vector = 4, .lanes = 32, .at_once = 8",
+            ".vector = 4, .lanes = 8, .permuted = true",
+        ],
+    ),
+    (
         "spmm/kernels/staged.cu",
         "SpmmStaged<float, float, uint16_t, jaxsparse::SpmmStagedConfig",
         [

@@ -31,6 +31,7 @@ PROGRAMS = {
     "spmm_staged": "-O1",
     "sddmm_staged": "-O1",
     "spmm_tiled": "-O0",
+    "spmm_split": "-O0",
     "recurrent_scan_dense": "-O1",
     "recurrent_wave": "-O1",
     "recurrent_wave_scatter": "-O1",
