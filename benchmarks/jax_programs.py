@@ -402,6 +402,35 @@ def _cusparse() -> Iterator[None]:
         jax.config.update(name, before)
 
 
+def segments_spmm(problem: Problem, dtype: str, passed: str) -> Program:
+    """What libraries for graphs in JAX do: gathers rows of x, and adds them by `segment_sum`."""
+    x, topology = problem.operands(), problem.topology()
+    rows, columns = _stored(topology)
+
+    def product(values: jax.Array, x: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
+        y: jax.Array = jax.ops.segment_sum(
+            values[:, None] * x[columns], rows, topology.shape[0], indices_are_sorted=True
+        )
+        return y
+
+    dense = (x["values"][: topology.nnz], x["x"])
+    indices = (jnp.asarray(rows, jnp.int32), jnp.asarray(columns, jnp.int32))
+    return program_of(product, dense, indices, passed, dtype)
+
+
+def bcoo_spmm(problem: Problem, dtype: str, passed: str) -> Program:
+    """The product with `jax.experimental.sparse.BCOO`."""
+    x, topology = problem.operands(), problem.topology()
+    indices = jnp.asarray(np.stack(_stored(topology), -1), jnp.int32)
+
+    def product(data: jax.Array, x: jax.Array, indices: jax.Array) -> jax.Array:
+        parts, sorted_so = (data, indices), {"indices_sorted": True, "unique_indices": True}
+        y: jax.Array = jsparse.BCOO(parts, shape=topology.shape, **sorted_so) @ x
+        return y
+
+    return program_of(product, (x["values"][: topology.nnz], x["x"]), (indices,), passed, dtype)
+
+
 def bcsr_spmm(problem: Problem, dtype: str, passed: str) -> Program:
     """The product with `jax.experimental.sparse.BCSR`, by cuSPARSE on a GPU."""
     x, topology = problem.operands(), problem.topology()

@@ -13,7 +13,6 @@ import scipy.sparse
 
 from jaxsparse import backend
 from jaxsparse.batching import over_batch
-from jaxsparse.row_cuts import row_cuts
 
 COMPACT_COLUMNS = 2**16  # below this an index fits 16 bits
 
@@ -28,15 +27,12 @@ class Pattern(NamedTuple):
         row_order: int32 ``(..., m)``, rows by falling length, so that work handed out in this order
             balances (the row swizzle of Gale et al. 2020).
         compact_column_indices: the indices in unsigned 16 bits where they fit, else None.
-        row_cuts: int32 ``(..., 2 * (units + 1))``, how rows are cut into units of work, where that
-            serves, else None; see `jaxsparse.row_cuts`.
     """
 
     row_offsets: jax.Array
     column_indices: jax.Array
     row_order: jax.Array
     compact_column_indices: jax.Array | None
-    row_cuts: jax.Array | None = None
 
     def operands(self) -> tuple[jax.Array, jax.Array, jax.Array]:
         """What an operation's primitive takes: offsets, the narrowest indices, the row order."""
@@ -47,16 +43,12 @@ class Pattern(NamedTuple):
             self.row_order,
         )
 
-    def padded(self, room: int, column_count: int) -> Pattern:
+    def padded(self, room: int) -> Pattern:
         """With room for more entries: padding, which stands behind all stored ones."""
-        compact, offsets = self.compact_column_indices, self.row_offsets
-        known = is_concrete(offsets)
-        columns = _with_zeros_behind(self.column_indices, room)
-        cuts = row_cuts(np.asarray(offsets) if known else offsets, column_count, columns.shape[-1])
+        compact = self.compact_column_indices
         return self._replace(
-            column_indices=columns,
+            column_indices=_with_zeros_behind(self.column_indices, room),
             compact_column_indices=None if compact is None else _with_zeros_behind(compact, room),
-            row_cuts=to_device(cuts) if known else cuts,
         )
 
 
@@ -182,8 +174,7 @@ def _pattern(arrays: Sequence[Any], column_count: int) -> Pattern:
     """From offsets, column indices and row order."""
     offsets, columns, order = arrays
     compact = columns.astype(np.uint16) if column_count <= COMPACT_COLUMNS else None
-    cuts = row_cuts(offsets, column_count, columns.shape[-1])
-    return Pattern(offsets, columns, order, compact, cuts)
+    return Pattern(offsets, columns, order, compact)
 
 
 Orientations = tuple[Pattern, Pattern | None, Any]

@@ -13,6 +13,7 @@ import numpy as np
 from jaxsparse import display, masks
 from jaxsparse.integers import integer
 from jaxsparse.layouts import KINDS, check_kinds
+from jaxsparse.layouts.row_cuts import NO_CUTS, RowCuts
 from jaxsparse.layouts.tile_starts import NO_STARTS, TileStarts
 from jaxsparse.masks import arrays
 from jaxsparse.masks.positions import TracedMaskError
@@ -29,7 +30,6 @@ from jaxsparse.pattern import (
     row_indices,
     to_device,
 )
-from jaxsparse.row_cuts import NO_CUTS
 from jaxsparse.topology_arguments import check_arrays, check_shape, needed_room, pad_columns
 from jaxsparse.topology_key import TopologyKey
 from jaxsparse.topology_parts import TopologyParts
@@ -114,6 +114,7 @@ class Topology(TopologyParts):
             for name, kind in KINDS.items()
             if kind.derived
         }
+        made = {name: layout for name, layout in made.items() if layout is not None}
         if known:
             orientations = to_device(orientations)
         exact = known and columns.ndim == 1 and offsets[-1] == columns.size
@@ -263,7 +264,8 @@ class Topology(TopologyParts):
             derived = to_device(derived)
         else:
             derived = derive_traced(offsets, columns, self.shape, True)
-        return self._with(transposed_pattern=derived[1], permutation=derived[2])
+        result = self._with(transposed_pattern=derived[1], permutation=derived[2])
+        return result._with(layouts={**self.layouts, **RowCuts.of(result)})
 
     def without_transpose(self) -> Topology:
         """The same topology without its transposed pattern, for what is only used forward.
@@ -271,7 +273,9 @@ class Topology(TopologyParts):
         >>> Topology([0, 1], [3], (1, 4)).without_transpose().has_transpose
         False
         """
-        return self._with(transposed_pattern=None, permutation=None)
+        layouts = {name: KINDS[name].without_transpose(x) for name, x in self.layouts.items()}
+        layouts = {name: layout for name, layout in layouts.items() if layout is not None}
+        return self._with(transposed_pattern=None, permutation=None, layouts=layouts)
 
     def with_layout(self, name: str, **options: Any) -> Topology:
         """The same topology with one more layout, of a kind in `jaxsparse.layouts.KINDS`.
@@ -323,16 +327,15 @@ class Topology(TopologyParts):
             raise ValueError(f"Topology.padded: nse={nse} is less than the {self.nse} entries")
         if not room:
             return self.as_dynamic()
-        (m, k), t, permutation = self.shape, self.transposed_pattern, self.permutation
+        t, permutation = self.transposed_pattern, self.permutation
         bare = self._with(
-            pattern=self.pattern.padded(room, k),
-            transposed_pattern=None if t is None else t.padded(room, m),
+            pattern=self.pattern.padded(room),
+            transposed_pattern=None if t is None else t.padded(room),
             permutation=None if permutation is None else padded_permutation(permutation, room),
             kind="dynamic",
         )
-        return bare._with(
-            layouts={name: KINDS[name].pad(layout, bare) for name, layout in self.layouts.items()}
-        )
+        layouts = {name: KINDS[name].pad(layout, bare) for name, layout in self.layouts.items()}
+        return bare._with(layouts={**layouts, **RowCuts.of(bare)})
 
     def reshape_batch(self, *sizes: int) -> Topology:
         """The same patterns, with batch dimensions of other sizes; nothing is copied or derived.
@@ -383,18 +386,18 @@ class Topology(TopologyParts):
         self.check_positions()
         m, k = self.shape
         rows, starts = self.pattern.operands(), self.layouts[TileStarts.name]
-        cuts = [self.pattern.row_cuts]
+        cuts = self.layouts.get(RowCuts.name, (None, None))
         transposed: tuple[jax.Array, ...] = ()
         if self.has_transpose:
             transposed = (*self.transposed_pattern.operands(), self.permutation)
-            cuts.append(self.transposed_pattern.row_cuts)
         if checks_enabled():
             rows = (checked(*rows, columns=k), *rows[1:])
             transposed = transposed and (checked(*transposed, columns=m), *transposed[1:])
             starts = jnp.zeros_like(starts, shape=(*starts.shape[:-1], *NO_STARTS))
-            cuts = [None] * len(cuts)
+            cuts = (None, None)
         no_cuts = np.zeros((*self.batch_shape, *NO_CUTS), np.int32)
-        return (*rows, *transposed, starts, *(no_cuts if x is None else x for x in cuts))
+        passed = (no_cuts if x is None else x for x in cuts[: 2 if transposed else 1])
+        return (*rows, *transposed, starts, *passed)
 
     def verify(self) -> Topology:
         """Checks a concrete topology and what is derived from it; returns it.

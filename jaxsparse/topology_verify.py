@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from jaxsparse.layouts import KINDS
-from jaxsparse.pattern import Pattern, derive_on_host
+from jaxsparse.pattern import derive_on_host
 from jaxsparse.topology_arguments import check_arrays
 
 if TYPE_CHECKING:
@@ -24,14 +24,7 @@ def verify(topology: Topology) -> None:
     if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(topology)):
         raise ValueError("Topology.verify: needs a concrete topology, got a traced one")
     rows = check_arrays(topology.row_offsets, topology.column_indices, topology.shape)
-    pattern, transposed, permutation = derive_on_host(*rows, topology.shape, topology.has_transpose)
-    expected = jax.tree.leaves(
-        (
-            _with_cuts_of(topology.pattern, pattern),
-            _with_cuts_of(topology.transposed_pattern, transposed),
-            permutation,
-        )
-    )
+    expected = jax.tree.leaves(derive_on_host(*rows, topology.shape, topology.has_transpose))
     orientations = (topology.pattern, topology.transposed_pattern, topology.permutation)
     actual = jax.tree.leaves(orientations)
     if len(actual) != len(expected) or not all(map(np.array_equal, actual, expected)):
@@ -40,17 +33,10 @@ def verify(topology: Topology) -> None:
             f"pattern, permutation) of {topology!r} are not those of its offsets and columns"
         )
     for name, kind in KINDS.items():
-        if kind.derived and name not in topology.layouts:
+        if kind.needed and name not in topology.layouts:
             raise ValueError(f"Topology.verify: {topology!r} lacks the layout {name!r}")
         if name in topology.layouts:
             try:
                 kind.verify(topology.layouts[name], topology)
             except ValueError as error:
                 raise ValueError(f"Topology.verify: {error}") from None
-
-
-def _with_cuts_of(actual: Pattern | None, derived: Pattern | None) -> Pattern | None:
-    """What is derived, without cuts where a pattern has none, as from an older file."""
-    if actual is None or derived is None or actual.row_cuts is not None:
-        return derived
-    return derived._replace(row_cuts=None)

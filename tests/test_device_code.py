@@ -98,6 +98,11 @@ SIZES = [
             for backward in ("false", "true")
         ],
     ),
+    (
+        "sparse_softmax/kernels/runs.cu",
+        "SparseSoftmaxRuns<jaxsparse::float16, jaxsparse::SparseSoftmaxRunsConfig",
+        [".backward = true"],
+    ),
     # Attention by rows: short vectors, and some that not all lanes have a part of; tensor cores.
     *(
         (f"attention/kernels/{file}.cu", f"{kernel}, jaxsparse::AttentionCsrConfig", [fields])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxsparse import CSR, H200, Topology, _ffi, explain, spmm
-from jaxsparse.row_cuts import row_cuts
+from jaxsparse.layouts.row_cuts import row_cuts
 
 UNIT, ROW, SHORT = _ffi.PLACES_OF_UNIT, _ffi.PLACES_OF_ROW, _ffi.MOST_OF_WHOLE_ROW
 
@@ -75,19 +75,26 @@ def test_cuts_come_with_graphs_alone():
 def test_cuts_go_with_the_pattern():
     lengths = np.random.default_rng(1).zipf(1.7, 500).clip(0, 900) - 1
     topology = topology_of(lengths, 2000)
-    cuts, transposed = (p.row_cuts for p in (topology.pattern, topology.transposed_pattern))
-    assert cuts is not None and transposed is not None
-    np.testing.assert_array_equal(topology.T.pattern.row_cuts, transposed)
-    np.testing.assert_array_equal(pickle.loads(pickle.dumps(topology)).pattern.row_cuts, cuts)
-    assert topology.operands()[8] is cuts and topology.operands()[9] is transposed
-    assert topology.without_transpose().operands()[-1] is cuts
+    cuts, transposed = topology.layouts["row_cuts"]
+    assert cuts is not None and transposed is not None and topology.static
+    for other in topology.T, topology.T.T.T, Topology(*topology.T.pattern[:2], topology.T.shape):
+        for one, expected in zip(other.layouts["row_cuts"], (transposed, cuts), strict=True):
+            np.testing.assert_array_equal(one, expected)
+    alone = topology.without_transpose()
+    assert alone.layouts["row_cuts"][1] is None and alone.operands()[-1] is cuts
+    np.testing.assert_array_equal(alone.with_transpose().layouts["row_cuts"][1], transposed)
+    assert [x is y for x, y in zip(topology.operands()[-2:], (cuts, transposed), strict=True)]
+    loaded = pickle.loads(pickle.dumps(topology)).verify()
+    np.testing.assert_array_equal(loaded.layouts["row_cuts"][0], cuts)
     padded, room = topology.padded(topology.nse + 999), topology_of(lengths, 2000, 999)
-    np.testing.assert_array_equal(padded.pattern.row_cuts, room.pattern.row_cuts)
-    traced = jax.jit(lambda t: t.padded(topology.nse + 999).pattern.row_cuts)(topology.as_dynamic())
-    np.testing.assert_array_equal(traced, room.pattern.row_cuts)
-    wrong = topology.pattern._replace(row_cuts=cuts.at[2].add(1))
-    with pytest.raises(ValueError, match="derived from the pattern"):
-        topology.as_dynamic()._with(pattern=wrong).verify()
+    expected = room.layouts["row_cuts"]
+    traced = jax.jit(lambda t: t.padded(topology.nse + 999).layouts["row_cuts"])(topology)
+    for made in padded.layouts["row_cuts"], traced:
+        for one, other in zip(made, expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+    wrong = {**topology.layouts, "row_cuts": (cuts.at[2].add(1), transposed)}
+    with pytest.raises(ValueError, match="cuts of rows"):
+        topology.with_layouts(wrong).verify()
 
 
 def test_other_kernels_serve_without_cuts(monkeypatch):
@@ -100,7 +107,7 @@ def test_other_kernels_serve_without_cuts(monkeypatch):
         return call.variants[0][0]
 
     assert chosen(topology) == "split_rows" == chosen(topology.T)
-    without = topology.as_dynamic()._with(pattern=topology.pattern._replace(row_cuts=None))
+    without = topology.with_layouts({"tile_starts": topology.layouts["tile_starts"]})
     assert chosen(without.verify()) == "tiled_rows"  # as from an older file
     monkeypatch.setenv("JAXSPARSE_CHECK", "1")
     assert chosen(topology) == "tiled_rows"

@@ -338,14 +338,14 @@ def test_pytree():
         ".pattern.row_offsets",
         ".pattern.column_indices",
         ".pattern.row_order",
-        ".pattern.row_cuts",
         ".transposed_pattern.row_offsets",
         ".transposed_pattern.column_indices",
         ".transposed_pattern.row_order",
         ".transposed_pattern.compact_column_indices",
-        ".transposed_pattern.row_cuts",
         ".permutation",
         ".tile_starts",
+        ".row_cuts[0]",
+        ".row_cuts[1]",
     ]
 
 

@@ -9,7 +9,7 @@
 //
 // Floors: every entry reads kLanes * kVector elements of x from L2, whose rows have no order; from
 // memory come the entries, x and the result, once each if L2 has room for x.
-#include "cuda/row_cuts.h"
+#include "cuda/row_cuts.cuh"
 #include "spmm/kernels/entry_runs.cuh"
 #include "spmm/kernels/split.h"
 
@@ -92,32 +92,6 @@ struct RowOfX<T, kCount, true> {
   }
 };
 
-// The cuts of a batch entry's pattern, none of which is outside of it, whatever they say.
-struct CutsOfRows {
-  const RowCut* cuts;
-  int rows, nse;
-
-  __device__ __forceinline__ CutsOfRows(const SpmmProblem& p, int64_t entry)
-      : cuts(reinterpret_cast<const RowCut*>(p.row_cuts.At<const int32_t>(p.batch, entry))),
-        rows(static_cast<int>(p.pattern.rows)),
-        nse(static_cast<int>(p.pattern.nse)) {}
-
-  __device__ __forceinline__ RowCut At(int unit) const {
-    return {Clamp(cuts[unit].row, 0, rows), Clamp(cuts[unit].entry, 0, nse)};
-  }
-  // No unit has more than there can be.
-  __device__ __forceinline__ RowCut EndOf(const RowCut& begin, int next) const {
-    const RowCut end = At(next);
-    return {Clamp(end.row, begin.row, begin.row + kMostRowsOfUnit),
-            Clamp(end.entry, begin.entry, begin.entry + kMostEntriesOfUnit)};
-  }
-  __device__ __forceinline__ int RowAt(int unit) const { return Clamp(cuts[unit].row, 0, rows); }
-  // Whether a unit begins behind the begin of a row that it has a piece of.
-  __device__ __forceinline__ bool IsWithinRow(const RowCut& cut, const int32_t* offsets) const {
-    return cut.row < rows && cut.entry > offsets[cut.row];
-  }
-};
-
 template <typename T, typename Out, typename Index, SpmmSplitConfig kConfig>
 __global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks())
     SpmmSplitRows(const __grid_constant__ SpmmProblem p) {
@@ -138,7 +112,7 @@ __global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks())
     const uint32_t tile = kConfig.batched ? block / down % tiles : block / down;
     const uint32_t entry = kConfig.batched ? block / down / tiles : 0;
     const Matrices<T, Out, Index> m(p, entry);
-    const CutsOfRows cuts(p, entry);
+    const CutsOfRows cuts(p.batch, p.pattern, p.row_cuts, entry);
     const int nse = cuts.nse;
     const int unit = Clamp(static_cast<int>(at) * kUnits + group, 0, units);
     const RowCut begin = cuts.At(unit), end = cuts.EndOf(begin, unit < units ? unit + 1 : units);
@@ -157,7 +131,7 @@ __global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks())
     int row = begin.row, first = begin.entry;
     const auto end_of = [&](int of) { return of < end.row ? m.row_offsets[of + 1] : end.entry; };
     const auto within_unit = [&](int place) { return Clamp(place, first, end.entry); };
-    const bool has_begun = cuts.IsWithinRow(begin, m.row_offsets);
+    const bool has_begun = cuts.IsWithinRow(begin);
     int row_end = within_unit(end_of(row)), next_end = end_of(row + 1);
     Vector<Acc, kVector> sums = {};
 
@@ -234,7 +208,7 @@ __global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks())
     // What is left is a part of the unit's last row, which goes on: of one that has begun here, or
     // of the only one.
     const bool is_only = has_begun && begin.row == end.row;
-    const bool has_new = !is_only && cuts.IsWithinRow(end, m.row_offsets);
+    const bool has_new = !is_only && cuts.IsWithinRow(end);
     if (is_only) parts[threadIdx.x] = sums;
     __syncthreads();
 
@@ -287,13 +261,13 @@ __global__ void __launch_bounds__(kSpmmAddThreads)
   for (uint32_t block = blockIdx.x; block < blocks; block += gridDim.x) {
     const uint32_t tile = block / chunks % tiles, entry = block / chunks / tiles;
     const Matrices<T, Out, int32_t> m(p, entry);  // of which no columns are read
-    const CutsOfRows cuts(p, entry);
+    const CutsOfRows cuts(p.batch, p.pattern, p.row_cuts, entry);
     // The row of which a boundary is the first, or -1.
     const auto row_of = [&](int boundary) {
       if (boundary < 1 || boundary >= down) return -1;
       const RowCut cut = cuts.At(boundary * kUnits), before = cuts.At((boundary - 1) * kUnits);
-      if (!cuts.IsWithinRow(cut, m.row_offsets)) return -1;
-      const bool is_first = before.row != cut.row || !cuts.IsWithinRow(before, m.row_offsets);
+      if (!cuts.IsWithinRow(cut)) return -1;
+      const bool is_first = before.row != cut.row || !cuts.IsWithinRow(before);
       return is_first ? cut.row : -1;
     };
     const int own = static_cast<int>(block % chunks) * kSpmmAddBoundaries;
@@ -306,10 +280,8 @@ __global__ void __launch_bounds__(kSpmmAddThreads)
          found &= found - 1) {
       const int lane_of_row = __ffs(static_cast<int>(found)) - 1, boundary = own + lane_of_row;
       const int row = __shfl_sync(kAllLanes, row_of_lane, lane_of_row);
-      // The block that has the row's last place.
-      const int64_t last_place = int64_t{m.row_offsets[row + 1]} - 1 + int64_t{kPlacesOfRow} * row;
-      const int64_t of_last = last_place / kPlacesOfUnit / kUnits;
-      const int last = of_last < boundary ? boundary : of_last < down ? int(of_last) : down - 1;
+      const int of_last = cuts.LastUnitOf(row) / kUnits;
+      const int last = of_last < boundary ? boundary : of_last;
       const int count = last - boundary + 2;
       const int64_t column = (static_cast<int64_t>(tile) * kLanes + lane) * kVector;
       const Acc* workspace = reinterpret_cast<const Acc*>(p.workspace.data);

@@ -17,7 +17,7 @@ inline std::vector<int32_t> CutsOf(const Pattern& pattern, int64_t own) {
       const int64_t wanted = unit * kPlacesOfUnit;
       const auto place_of = [&](int64_t of) { return offsets[of] + kPlacesOfRow * of; };
       while (row < pattern.rows && place_of(row + 1) <= wanted) ++row;
-      const int64_t length = row < pattern.rows ? offsets[row + 1] - offsets[row] : 0;
+      const int64_t length = row < pattern.rows ? int64_t{offsets[row + 1]} - offsets[row] : 0;
       const int64_t within = length > kMostOfWholeRow ? wanted - place_of(row) : 0;
       const bool at_end = length > 0 && within >= length;
       cuts.push_back(static_cast<int32_t>(row + at_end));
