@@ -66,10 +66,12 @@ def test_units(kind):
 
 
 def test_cuts_come_with_graphs_alone():
+    for size in 1024, 4096, 8192:  # pruned weights, up to 99 % sparse, keep their kernels
+        assert not _ffi.row_units(size, size, size * size // 100)
     assert row_cuts(np.array([0, 100], np.int32), 10**6, 100) is None  # a long row
-    assert row_cuts(np.array([0, 1], np.int32), 64, 1) is None  # not few places
-    assert row_cuts(np.array([0, 1], np.int32), 65, 1) is not None
-    assert row_cuts(np.array([0, 0], np.int32), 65, 0) is None
+    assert row_cuts(np.array([0, 1], np.int32), 128, 1) is None  # not few places
+    assert row_cuts(np.array([0, 1], np.int32), 129, 1) is not None
+    assert row_cuts(np.array([0, 0], np.int32), 129, 0) is None
 
 
 def test_cuts_go_with_the_pattern():

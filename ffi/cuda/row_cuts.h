@@ -30,9 +30,10 @@ JAXSPARSE_INLINE int64_t RowUnits(int64_t rows, int64_t nse) {
 }
 
 // Whether cuts come with a pattern: where rows are short and few places are stored, as of graphs,
-// whose rows are of very different lengths. Weights of networks have no use for them.
+// whose rows are of very different lengths. Weights of networks, at most 99 % sparse, keep their
+// kernels.
 JAXSPARSE_INLINE bool ComesWithRowCuts(int64_t rows, int64_t columns, int64_t nse) {
-  constexpr int64_t kMostPlaces = int64_t{1} << 30, kMostMeanLength = 100, kLeastPlaces = 64;
+  constexpr int64_t kMostPlaces = int64_t{1} << 30, kMostMeanLength = 100, kLeastPlaces = 128;
   return 0 < nse && nse < kMostMeanLength * rows && kPlacesOfRow * rows < kMostPlaces - nse &&
          kLeastPlaces * nse < rows * columns;
 }

@@ -67,6 +67,7 @@ struct Sound {
 
   bool MayHave(const TestArray& array, size_t dimension, int64_t size) const {
     if (array.name == std::string("tile_starts") && size == 1) return true;
+    if (array.name == std::string("row_cuts") && (size == 2 || size == 2 * 2)) return true;
     if (array.name == std::string("workspace")) return size >= array.shape[0] && size < kMostBytes;
     return dimension < batch.size() && (size == 1 || size == batch[dimension]);
   }
