@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import jax
 
-from benchmarks import cusparse, jax_programs, peer_programs
+from benchmarks import cusparse, jax_programs, jax_sparse, peer_programs
 from benchmarks.operations import MEASURED
 from benchmarks.peer_programs import needs_cpu, needs_cupy, needs_gpu, needs_torch
 from benchmarks.problems import Problem
@@ -158,9 +158,9 @@ def _dense_attention(name: str, dtype: str, precision: str, implementation: str)
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
     *_ours("spmm"),
     *_dense_products("spmm", jax_programs.dense_spmm),
-    Implementation("bcsr", "spmm", jax_programs.bcsr_spmm, elements=_dense_gradient),
-    Implementation("bcoo", "spmm", jax_programs.bcoo_spmm, elements=_gathered),
-    Implementation("segments", "spmm", jax_programs.segments_spmm, elements=_gathered),
+    Implementation("bcsr", "spmm", jax_sparse.bcsr_spmm, elements=_dense_gradient),
+    Implementation("bcoo", "spmm", jax_sparse.bcoo_spmm, elements=_gathered),
+    Implementation("segments", "spmm", jax_sparse.segments_spmm, elements=_gathered),
     Implementation(
         "scipy", "spmm", peer_programs.scipy_spmm, available=needs_cpu, passes=("forward",)
     ),

@@ -6,16 +6,14 @@ that of the sum of the squares of the output, so that the forward pass is needed
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import sparse as jsparse
 
 from benchmarks.problems import Problem
 from jaxsparse.csr import CSR
@@ -83,7 +81,7 @@ def program_of(
     )
 
 
-def _stored(topology: Topology) -> tuple[np.ndarray, np.ndarray]:
+def stored_positions(topology: Topology) -> tuple[np.ndarray, np.ndarray]:
     """Rows and columns of the stored entries, without padding, on the host."""
     offsets, nnz = np.asarray(topology.row_offsets), topology.nnz
     rows = np.repeat(np.arange(topology.shape[0]), np.diff(offsets))
@@ -300,7 +298,7 @@ def dispatched(problem: Problem, dtype: str, passed: str, *, jitted: bool) -> Pr
 def _weights(problem: Problem) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]:
     """The matrix stored densely, and rows and columns of what is stored."""
     topology = problem.topology()
-    stored = _stored(topology)
+    stored = stored_positions(topology)
     weights = np.zeros(topology.shape, np.float32)
     weights[stored] = problem.operands()["values"][: topology.nnz]
     return weights, stored
@@ -359,7 +357,7 @@ def dense_sddmm(problem: Problem, dtype: str, passed: str, *, precision: Any) ->
     return program_of(
         lambda x, y, rows, columns: jnp.dot(x, y.T, precision=precision)[rows, columns],
         (x["x"], x["y"]),
-        tuple(jnp.asarray(indices, jnp.int32) for indices in _stored(problem.topology())),
+        tuple(jnp.asarray(indices, jnp.int32) for indices in stored_positions(problem.topology())),
         passed,
         dtype,
     )
@@ -388,65 +386,3 @@ def copy_of_values(problem: Problem, dtype: str, passed: str) -> Program:
     """Reads the values and writes as many: no softmax can move fewer bytes."""
     values = problem.operands()["values"][: problem.topology().nnz]
     return program_of(jnp.copy, (values,), (), passed, dtype)
-
-
-@contextlib.contextmanager
-def _cusparse() -> Iterator[None]:
-    """JAX's matrices use cuSPARSE on a GPU only with this flag, read when they are lowered."""
-    name = "jax_bcoo_cusparse_lowering"
-    before = getattr(jax.config, name)
-    jax.config.update(name, True)
-    try:
-        yield
-    finally:
-        jax.config.update(name, before)
-
-
-def segments_spmm(problem: Problem, dtype: str, passed: str) -> Program:
-    """What libraries for graphs in JAX do: gathers rows of x, and adds them by `segment_sum`."""
-    x, topology = problem.operands(), problem.topology()
-    rows, columns = _stored(topology)
-
-    def product(values: jax.Array, x: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
-        y: jax.Array = jax.ops.segment_sum(
-            values[:, None] * x[columns], rows, topology.shape[0], indices_are_sorted=True
-        )
-        return y
-
-    dense = (x["values"][: topology.nnz], x["x"])
-    indices = (jnp.asarray(rows, jnp.int32), jnp.asarray(columns, jnp.int32))
-    return program_of(product, dense, indices, passed, dtype)
-
-
-def bcoo_spmm(problem: Problem, dtype: str, passed: str) -> Program:
-    """The product with `jax.experimental.sparse.BCOO`."""
-    x, topology = problem.operands(), problem.topology()
-    indices = jnp.asarray(np.stack(_stored(topology), -1), jnp.int32)
-
-    def product(data: jax.Array, x: jax.Array, indices: jax.Array) -> jax.Array:
-        parts, sorted_so = (data, indices), {"indices_sorted": True, "unique_indices": True}
-        y: jax.Array = jsparse.BCOO(parts, shape=topology.shape, **sorted_so) @ x
-        return y
-
-    return program_of(product, (x["values"][: topology.nnz], x["x"]), (indices,), passed, dtype)
-
-
-def bcsr_spmm(problem: Problem, dtype: str, passed: str) -> Program:
-    """The product with `jax.experimental.sparse.BCSR`, by cuSPARSE on a GPU."""
-    x, topology = problem.operands(), problem.topology()
-    nnz, shape = topology.nnz, topology.shape
-
-    def product(data: jax.Array, x: jax.Array, indices: jax.Array, indptr: jax.Array) -> jax.Array:
-        y: jax.Array = jsparse.BCSR((data, indices, indptr), shape=shape) @ x
-        return y
-
-    program = program_of(
-        product,
-        (x["values"][:nnz], x["x"]),
-        (topology.column_indices[:nnz], topology.row_offsets),
-        passed,
-        dtype,
-    )
-    with _cusparse():
-        program.wait(program.function(*program.operands()))  # compiles it
-    return program

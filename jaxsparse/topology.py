@@ -13,7 +13,7 @@ import numpy as np
 from jaxsparse import display, masks
 from jaxsparse.integers import integer
 from jaxsparse.layouts import KINDS, check_kinds
-from jaxsparse.layouts.row_cuts import NO_CUTS, RowCuts
+from jaxsparse.layouts.row_cuts import RowCuts
 from jaxsparse.layouts.tile_starts import NO_STARTS, TileStarts
 from jaxsparse.masks import arrays
 from jaxsparse.masks.positions import TracedMaskError
@@ -386,7 +386,7 @@ class Topology(TopologyParts):
         self.check_positions()
         m, k = self.shape
         rows, starts = self.pattern.operands(), self.layouts[TileStarts.name]
-        cuts = self.layouts.get(RowCuts.name, (None, None))
+        cuts = RowCuts.operands(self, given=not checks_enabled())
         transposed: tuple[jax.Array, ...] = ()
         if self.has_transpose:
             transposed = (*self.transposed_pattern.operands(), self.permutation)
@@ -394,10 +394,7 @@ class Topology(TopologyParts):
             rows = (checked(*rows, columns=k), *rows[1:])
             transposed = transposed and (checked(*transposed, columns=m), *transposed[1:])
             starts = jnp.zeros_like(starts, shape=(*starts.shape[:-1], *NO_STARTS))
-            cuts = (None, None)
-        no_cuts = np.zeros((*self.batch_shape, *NO_CUTS), np.int32)
-        passed = (no_cuts if x is None else x for x in cuts[: 2 if transposed else 1])
-        return (*rows, *transposed, starts, *passed)
+        return (*rows, *transposed, starts, *cuts)
 
     def verify(self) -> Topology:
         """Checks a concrete topology and what is derived from it; returns it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -37,6 +38,16 @@ class RowCuts(LayoutKind):
         kind = cls()
         made = kind.make(topology) if known else kind.make_traced(topology)
         return {} if made is None else {cls.name: made}
+
+    @classmethod
+    def operands(cls, topology: Topology, *, given: bool) -> list[Any]:
+        """What primitives take of it, for each pattern that there is; zeros for none."""
+        cuts = topology.layouts.get(cls.name) if given else None
+        # Beside a traced pattern a part of the program, not a constant that this takes.
+        traced = isinstance(topology.row_offsets, jax.core.Tracer)
+        none = (jnp if traced else np).zeros((*topology.batch_shape, *NO_CUTS), np.int32)
+        parts = 2 if topology.has_transpose else 1
+        return [none if x is None else x for x in (cuts or (None, None))[:parts]]
 
     def make(self, topology: Topology, **options: Any) -> Any:
         cuts = _of_both(topology, np.asarray)

@@ -23,7 +23,8 @@ int64_t Blocks(const SparseSoftmaxProblem& p, int units_of_warp) {
 
 KernelSource Source(const char* kernel, const SparseSoftmaxProblem& p) {
   const std::string config =
-      ConfigExpression("SparseSoftmaxRunsConfig", {Field("backward", p.backward)});
+      ConfigExpression("SparseSoftmaxRunsConfig",
+                       {Field("backward", p.backward), Field("batched", p.batch.rank > 0)});
   return {"sparse_softmax/kernels/runs.cu", KernelExpression(kernel, {TypeName(p.dtype), config})};
 }
 

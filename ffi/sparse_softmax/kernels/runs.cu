@@ -139,7 +139,7 @@ __device__ __forceinline__ PieceOfRow<Acc>* PiecesOf(const Workspace& workspace,
 }
 
 template <typename T, SparseSoftmaxRunsConfig kConfig>
-__global__ void __launch_bounds__(kSoftmaxRunsThreads)
+__global__ void __launch_bounds__(kSoftmaxRunsThreads, sizeof(T) == 8 ? 4 : 8)
     SparseSoftmaxRuns(const __grid_constant__ SparseSoftmaxProblem p) {
   using Acc = Accumulator<T>;
   constexpr int kWarps = kSoftmaxRunsThreads / kWarp, kMostOfLane = 16;
@@ -148,34 +148,24 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads)
   const int lane = threadIdx.x % kWarp;
   uint32_t (&begins)[kMostOfLane] = bits[threadIdx.x / kWarp];
   const Acc scale = static_cast<Acc>(p.scale);
-  const int64_t units = RowUnits(p.pattern.rows, p.pattern.nse);
-  const int64_t warps = static_cast<int64_t>(gridDim.x) * kWarps;
-  for (int64_t at = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp;
-       at < p.batch.count * units; at += warps) {
-    const int64_t entry = at / units;
+  const auto units = static_cast<uint32_t>(RowUnits(p.pattern.rows, p.pattern.nse));
+  const uint32_t all = static_cast<uint32_t>(p.batch.count) * units;
+  for (uint32_t at = blockIdx.x * kWarps + threadIdx.x / kWarp; at < all;
+       at += gridDim.x * kWarps) {
+    const uint32_t entry = kConfig.batched ? at / units : 0;
     const CutsOfRows cuts(p.batch, p.pattern, p.row_cuts, entry);
-    const int number = static_cast<int>(at % units);
+    const int number = static_cast<int>(kConfig.batched ? at % units : at);
     const UnitOfRows unit(cuts, number);
     const int begin = unit.begin.entry, end = unit.end.entry;
     const T* values = p.values.At<const T>(p.batch, entry);
     T* out = p.out.At<T>(p.batch, entry);
     // Each unit clears a part of the padding.
-    for (int64_t i = RowBounds::Clamp(cuts.offsets[cuts.rows], cuts.nse) + number * kWarp + lane;
-         i < cuts.nse; i += units * kWarp) {
+    for (uint32_t i = RowBounds::Clamp(cuts.offsets[cuts.rows], cuts.nse) + number * kWarp + lane;
+         i < static_cast<uint32_t>(cuts.nse); i += units * kWarp) {
       FromAccumulator(Acc(0), &out[i]);
     }
     if (begin >= end) continue;
 
-    const int base = begin / kRun * kRun;
-    __syncwarp();  // the last unit's have been read
-    if (lane < kMostOfLane) begins[lane] = 0;
-    __syncwarp();
-    for (int row = unit.begin.row + lane; row <= unit.end.row && row < cuts.rows; row += kWarp) {
-      const int place = cuts.offsets[row];
-      if (place < begin || place >= end || cuts.offsets[row + 1] <= place) continue;
-      atomicOr(&begins[(place - base) / 32], 1u << (place - base) % 32);
-    }
-    __syncwarp();
     const T* tangent = kConfig.backward ? p.tangent.At<const T>(p.batch, entry) : nullptr;
     using Wide = Vector<T, kRun>;
     const bool wide = IsAligned<Wide>(values) && IsAligned<Wide>(out) &&
@@ -183,10 +173,31 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads)
     const auto sum = [](Acc a, Acc b) { return a + b; };
     const auto greater = [](Acc a, Acc b) { return b > a ? b : a; };  // a NaN is skipped
 
-    // With so many entries in a lane.
+    const int base = begin / kRun * kRun;
+    const auto find_begins = [&] {
+      __syncwarp();  // the last unit's have been read
+      if (lane < kMostOfLane) begins[lane] = 0;
+      __syncwarp();
+      for (int row = unit.begin.row + lane; row <= unit.end.row && row < cuts.rows; row += kWarp) {
+        const int place = cuts.offsets[row];
+        if (place < begin || place >= end || cuts.offsets[row + 1] <= place) continue;
+        atomicOr(&begins[(place - base) / 32], 1u << (place - base) % 32);
+      }
+      __syncwarp();
+    };
+
+    // With so many entries in a lane, which are on their way while it is found out where rows
+    // begin.
     const auto compute = [&]<int kCount>() {
       using Lane = RunOfLane<T, kCount>;
       const int place = base + lane * kCount, bit = lane * kCount;
+      const Acc none = kConfig.backward ? Acc(0) : -Acc(1) / Acc(0);
+      Acc x[kCount], t[kConfig.backward ? kCount : 1], sums[kCount];
+      Lane::Load(values, place, begin, end, wide, kConfig.backward ? Acc(1) : scale, none, x);
+      if constexpr (kConfig.backward) {
+        Lane::Load(tangent, place, begin, end, wide, Acc(1), none, t);
+      }
+      find_begins();
       const RowBegins rows(begins[bit / 32] >> bit % 32 & ((1u << kCount) - 1));
       // A piece's last entry knows what the unit has of its row.
       const auto leave = [&](const Acc(&max)[kCount], const Acc(&sums)[kCount]) {
@@ -199,11 +210,8 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads)
           if (unit.has_new && place + k == end - 1) pieces[1] = piece;
         }
       };
-      Acc x[kCount], sums[kCount];
       if constexpr (kConfig.backward) {
-        Acc t[kCount], products[kCount];
-        Lane::Load(values, place, begin, end, wide, Acc(1), Acc(0), x);
-        Lane::Load(tangent, place, begin, end, wide, Acc(1), Acc(0), t);
+        Acc products[kCount];
 #pragma unroll
         for (int k = 0; k < kCount; ++k) products[k] = x[k] * t[k];
         rows.OfRows(products, Acc(0), sum, sums);
@@ -211,9 +219,7 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads)
         for (int k = 0; k < kCount; ++k) x[k] = scale * x[k] * (t[k] - sums[k]);
         leave(sums, sums);
       } else {
-        const Acc none = -Acc(1) / Acc(0);
         Acc max[kCount];
-        Lane::Load(values, place, begin, end, wide, scale, none, x);
         rows.OfRows(x, none, greater, max);
 #pragma unroll
         for (int k = 0; k < kCount; ++k) {
@@ -250,16 +256,18 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads)
   static_assert(kSoftmaxUnitsOfWarp * kPiecesOfUnit <= kWarp);
   const int lane = threadIdx.x % kWarp;
   const Acc scale = static_cast<Acc>(p.scale);
-  const int64_t chunks = CeilDivide(RowUnits(p.pattern.rows, p.pattern.nse), kSoftmaxUnitsOfWarp);
-  const int64_t warps = static_cast<int64_t>(gridDim.x) * kWarps;
+  const auto chunks = static_cast<uint32_t>(
+      CeilDivide(RowUnits(p.pattern.rows, p.pattern.nse), kSoftmaxUnitsOfWarp));
+  const uint32_t all = static_cast<uint32_t>(p.batch.count) * chunks;
   bool waits = true;
-  for (int64_t at = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp;
-       at < p.batch.count * chunks; at += warps) {
-    const int64_t entry = at / chunks;
+  for (uint32_t at = blockIdx.x * kWarps + threadIdx.x / kWarp; at < all;
+       at += gridDim.x * kWarps) {
+    const uint32_t entry = kConfig.batched ? at / chunks : 0;
     const CutsOfRows cuts(p.batch, p.pattern, p.row_cuts, entry);
     // A lane's piece: its row, or -1, and entries.
     int row = -1, first = 0, last = 0;
-    const int number = static_cast<int>(at % chunks) * kSoftmaxUnitsOfWarp + lane / kPiecesOfUnit;
+    const int number =
+        static_cast<int>(at - entry * chunks) * kSoftmaxUnitsOfWarp + lane / kPiecesOfUnit;
     if (lane < kSoftmaxUnitsOfWarp * kPiecesOfUnit && number < cuts.units) {
       const UnitOfRows unit(cuts, number);
       if (lane % kPiecesOfUnit == 0 && unit.has_begun) {
@@ -271,7 +279,7 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads)
     }
     if (waits) WaitForPrologue();
     waits = false;
-    const PieceOfRow<Acc>* pieces = PiecesOf<Acc>(p.workspace, entry * cuts.units);
+    const PieceOfRow<Acc>* pieces = PiecesOf<Acc>(p.workspace, int64_t{entry} * cuts.units);
     const T* values = p.values.At<const T>(p.batch, entry);
     const T* tangent = kConfig.backward ? p.tangent.At<const T>(p.batch, entry) : nullptr;
     T* out = p.out.At<T>(p.batch, entry);

@@ -10,6 +10,7 @@ constexpr int kSoftmaxRunsThreads = 128;  // of a block
 
 struct SparseSoftmaxRunsConfig {
   bool backward = false;
+  bool batched = false;
 };
 
 // What a unit leaves in the workspace of its piece of a row that has begun in an earlier unit, and

@@ -11,7 +11,7 @@ template <typename T, bool kBackward>
 void Test(const std::vector<int>& lengths, int first, int padding, bool wrong = false) {
   TestSoftmax<T, kBackward>(
       lengths, first, padding, wrong, [&](SparseSoftmaxProblem& p, const std::vector<T>& out) {
-        constexpr SparseSoftmaxRunsConfig kConfig{.backward = kBackward};
+        constexpr SparseSoftmaxRunsConfig kConfig{.backward = kBackward, .batched = kBackward};
         std::vector<int32_t> cuts = CutsOf(p.pattern, 1);
         if (wrong) Spoil(cuts);
         p.row_cuts = Of(cuts);
