@@ -23,11 +23,12 @@ struct CutsOfRows {
   __device__ __forceinline__ RowCut At(int unit) const {
     return {Clamp(cuts[unit].row, 0, rows), Clamp(cuts[unit].entry, 0, nse)};
   }
-  // No unit has more than there can be.
+  // The end of kUnits units in front of that one, which have no more than there can be.
+  template <int kUnits>
   __device__ __forceinline__ RowCut EndOf(const RowCut& begin, int next) const {
-    const RowCut end = At(next);
-    return {Clamp(end.row, begin.row, begin.row + kMostRowsOfUnit),
-            Clamp(end.entry, begin.entry, begin.entry + kMostEntriesOfUnit)};
+    const RowCut end = At(next < units ? next : units);
+    return {Clamp(end.row, begin.row, begin.row + MostRowsOfUnits(kUnits)),
+            Clamp(end.entry, begin.entry, begin.entry + MostEntriesOfUnits(kUnits))};
   }
   __device__ __forceinline__ int RowAt(int unit) const { return Clamp(cuts[unit].row, 0, rows); }
   // Whether a unit begins behind the begin of a row that it has a piece of.

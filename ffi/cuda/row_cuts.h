@@ -5,8 +5,8 @@
 // A row takes kPlacesOfRow places and one for each of its entries, so that empty rows are shared
 // out, too. Unit t is to begin at place t * kPlacesOfUnit. Where that is within a row it begins at
 // the row's begin, unless the row is longer than kMostOfWholeRow: then it begins within, and each
-// unit of the row has a piece of it. So a unit is whole rows, at most kMostRowsOfUnit, with a piece
-// of a long row in front of them or behind.
+// unit of the row has a piece of it. So a unit is whole rows, at most MostRowsOfUnits(1), with a
+// piece of a long row in front of them or behind.
 #pragma once
 
 #include "types.h"
@@ -14,9 +14,9 @@
 namespace jaxsparse {
 
 constexpr int kPlacesOfUnit = 128, kPlacesOfRow = 4, kMostOfWholeRow = 256;
-// A unit begins at most one short row in front of its place.
-constexpr int kMostRowsOfUnit = kPlacesOfUnit / kPlacesOfRow + 1;
-constexpr int kMostEntriesOfUnit = kPlacesOfUnit + kMostOfWholeRow;
+// Of neighbouring units: they begin at most one short row in front of their place.
+constexpr int MostRowsOfUnits(int units) { return units * kPlacesOfUnit / kPlacesOfRow + 1; }
+constexpr int MostEntriesOfUnits(int units) { return units * kPlacesOfUnit + kMostOfWholeRow; }
 
 // Where a unit begins: the row and the entry; of the last one's end, the number of rows and of
 // entries.

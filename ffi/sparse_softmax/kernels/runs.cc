@@ -14,11 +14,11 @@ namespace {
 // rows: patterns that cuts come with are those of graphs.
 constexpr SoftmaxCostModel kCostModel{.launch_us = 2.9, .entry_us = 2.2e-6};
 
-int64_t Units(const SparseSoftmaxProblem& p) { return RowUnits(p.pattern.rows, p.pattern.nse); }
+int64_t Runs(const SparseSoftmaxProblem& p) { return SoftmaxRuns(p.pattern.rows, p.pattern.nse); }
 
-int64_t Blocks(const SparseSoftmaxProblem& p, int units_of_warp) {
+int64_t Blocks(const SparseSoftmaxProblem& p, int runs_of_warp) {
   constexpr int kWarps = kSoftmaxRunsThreads / kWarp;
-  return CeilDivide(p.batch.count * CeilDivide(Units(p), units_of_warp), kWarps);
+  return CeilDivide(p.batch.count * CeilDivide(Runs(p), runs_of_warp), kWarps);
 }
 
 KernelSource Source(const char* kernel, const SparseSoftmaxProblem& p) {
@@ -34,14 +34,14 @@ constexpr CudaKernel<SparseSoftmaxProblem> kRuns{
 
 int64_t BytesOfPieces(const SparseSoftmaxProblem& p) {
   const int64_t number = std::max<int64_t>(SizeOf(p.dtype), 4);
-  return p.batch.count * Units(p) * kPiecesOfUnit * 2 * number;
+  return p.batch.count * Runs(p) * kPiecesOfRun * 2 * number;
 }
 
 // Whether counters of 32 bits serve.
 bool HasCuts(const SparseSoftmaxProblem& p) {
   constexpr int64_t kMost = int64_t{1} << 30;
   return p.row_cuts.data != nullptr && p.pattern.nse < kMost &&
-         Units(p) < kMost / std::max<int64_t>(p.batch.count, 1);
+         Runs(p) < kMost / std::max<int64_t>(p.batch.count, 1);
 }
 
 }  // namespace
@@ -54,7 +54,7 @@ extern constinit const CudaVariant<SparseSoftmaxProblem> kSparseSoftmaxRunsOfRow
     [](const SparseSoftmaxProblem& p) { return kCostModel.Of(p); },
     [](const SparseSoftmaxProblem& p) { return Source("SparseSoftmaxPieces", p); },
     [](const SparseSoftmaxProblem& p) {
-      return LaunchShape{Blocks(p, kSoftmaxUnitsOfWarp), kSoftmaxRunsThreads};
+      return LaunchShape{Blocks(p, kSoftmaxRunsOfWarp), kSoftmaxRunsThreads};
     },
     &kRuns,
     nullptr,

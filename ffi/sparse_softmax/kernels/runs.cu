@@ -1,5 +1,5 @@
 // The softmax over stored entries and its derivative where lengths of rows are very different, as
-// of graphs: a warp takes a unit of rows (cuda/row_cuts.h), and has all of its entries in
+// of graphs: a warp takes a run of rows (cuda/row_cuts.h), and has all of its entries in
 // registers, neighbouring ones in each lane. What rows have in all is found by a scan over lanes
 // that begins anew with each row. Pieces of long rows leave what they have in a workspace, and
 // write nothing; a second kernel adds up what a row's pieces have, in their order, and writes them.
@@ -26,19 +26,16 @@ struct RunOfLane {
 #pragma unroll
     for (int r = 0; r < kRuns; ++r) {
       const int at = place + r * kRun;
-      Vector<T, kRun> run = {};
       if (wide && at >= begin && at + kRun <= end) {
-        run = *reinterpret_cast<const Vector<T, kRun>*>(from + at);
+        const auto run = *reinterpret_cast<const Vector<T, kRun>*>(from + at);
+#pragma unroll
+        for (int e = 0; e < kRun; ++e) to[r * kRun + e] = factor * ToAccumulator(run.elements[e]);
       } else {
 #pragma unroll
         for (int e = 0; e < kRun; ++e) {
-          if (at + e >= begin && at + e < end) run.elements[e] = from[at + e];
+          const bool exists = at + e >= begin && at + e < end;
+          to[r * kRun + e] = exists ? factor * ToAccumulator(from[at + e]) : missing;
         }
-      }
-#pragma unroll
-      for (int e = 0; e < kRun; ++e) {
-        const bool exists = at + e >= begin && at + e < end;
-        to[r * kRun + e] = exists ? factor * ToAccumulator(run.elements[e]) : missing;
       }
     }
   }
@@ -63,6 +60,10 @@ struct RunOfLane {
   }
 };
 
+// Of a sum of exponentials, the largest of which is 1.
+__device__ __forceinline__ float InverseOf(float sum) { return ApproximateReciprocal(sum); }
+__device__ __forceinline__ double InverseOf(double sum) { return 1 / sum; }
+
 // Where rows begin among the entries of a warp's lanes.
 struct RowBegins {
   uint32_t own;    // bit k: at the lane's entry k
@@ -80,7 +81,7 @@ struct RowBegins {
   __device__ __forceinline__ bool At(int k) const { return (own >> k & 1) != 0; }
 
   // For each entry x what its row has in all, of an operation in the order of entries; of the
-  // unit's first and last rows what it has of them.
+  // run's first and last rows what it has of them.
   template <int kCount, typename Acc, typename Operation>
   __device__ __forceinline__ void OfRows(const Acc (&x)[kCount], Acc none, Operation operation,
                                          Acc (&all)[kCount]) const {
@@ -115,16 +116,17 @@ struct RowBegins {
   }
 };
 
-// A unit: its cuts, and what belongs to rows that it has all of. In front of that is its piece of a
-// row that has begun in an earlier unit, behind it that of a row that goes on in the next.
-struct UnitOfRows {
+// A run: where it begins and ends, and what belongs to rows that it has all of. In front of that is
+// its piece of a row that has begun in an earlier one, behind it that of a row that goes on in the
+// next.
+struct RunOfRows {
   RowCut begin, end;
   bool has_begun, has_new;
   int first, last;  // entries of whole rows
 
-  __device__ __forceinline__ UnitOfRows(const CutsOfRows& cuts, int unit)
-      : begin(cuts.At(unit)),
-        end(cuts.EndOf(begin, unit + 1)),
+  __device__ __forceinline__ RunOfRows(const CutsOfRows& cuts, int number)
+      : begin(cuts.At(number * kUnitsOfRun)),
+        end(cuts.EndOf<kUnitsOfRun>(begin, (number + 1) * kUnitsOfRun)),
         has_begun(cuts.IsWithinRow(begin)),
         has_new(cuts.IsWithinRow(end) && !(has_begun && begin.row == end.row)),
         first(!has_begun             ? begin.entry
@@ -134,34 +136,36 @@ struct UnitOfRows {
 };
 
 template <typename Acc>
-__device__ __forceinline__ PieceOfRow<Acc>* PiecesOf(const Workspace& workspace, int64_t unit) {
-  return reinterpret_cast<PieceOfRow<Acc>*>(workspace.data) + unit * kPiecesOfUnit;
+__device__ __forceinline__ PieceOfRow<Acc>* PiecesOf(const Workspace& workspace, int64_t run) {
+  return reinterpret_cast<PieceOfRow<Acc>*>(workspace.data) + run * kPiecesOfRun;
 }
 
 template <typename T, SparseSoftmaxRunsConfig kConfig>
 __global__ void __launch_bounds__(kSoftmaxRunsThreads, sizeof(T) == 8 ? 4 : 8)
     SparseSoftmaxRuns(const __grid_constant__ SparseSoftmaxProblem p) {
   using Acc = Accumulator<T>;
-  constexpr int kWarps = kSoftmaxRunsThreads / kWarp, kMostOfLane = 16;
+  constexpr int kWarps = kSoftmaxRunsThreads / kWarp;
+  static_assert(kMostOfLane * kWarp >= MostEntriesOfUnits(kUnitsOfRun));
   static __shared__ uint32_t bits[kWarps][kMostOfLane];  // for each entry, whether a row begins
   LetNextKernelBegin();
   const int lane = threadIdx.x % kWarp;
   uint32_t (&begins)[kMostOfLane] = bits[threadIdx.x / kWarp];
   const Acc scale = static_cast<Acc>(p.scale);
-  const auto units = static_cast<uint32_t>(RowUnits(p.pattern.rows, p.pattern.nse));
-  const uint32_t all = static_cast<uint32_t>(p.batch.count) * units;
+  const auto runs = static_cast<uint32_t>(SoftmaxRuns(p.pattern.rows, p.pattern.nse));
+  const uint32_t all = static_cast<uint32_t>(p.batch.count) * runs;
   for (uint32_t at = blockIdx.x * kWarps + threadIdx.x / kWarp; at < all;
        at += gridDim.x * kWarps) {
-    const uint32_t entry = kConfig.batched ? at / units : 0;
+    const uint32_t entry = kConfig.batched ? at / runs : 0;
     const CutsOfRows cuts(p.batch, p.pattern, p.row_cuts, entry);
-    const int number = static_cast<int>(kConfig.batched ? at % units : at);
-    const UnitOfRows unit(cuts, number);
-    const int begin = unit.begin.entry, end = unit.end.entry;
+    const int number = static_cast<int>(kConfig.batched ? at % runs : at);
+    const RunOfRows run(cuts, number);
+    const int begin = run.begin.entry, base = begin / kRun * kRun;
+    const int end = Clamp(run.end.entry, base, base + kMostOfLane * kWarp);
     const T* values = p.values.At<const T>(p.batch, entry);
     T* out = p.out.At<T>(p.batch, entry);
-    // Each unit clears a part of the padding.
+    // Each run clears a part of the padding.
     for (uint32_t i = RowBounds::Clamp(cuts.offsets[cuts.rows], cuts.nse) + number * kWarp + lane;
-         i < static_cast<uint32_t>(cuts.nse); i += units * kWarp) {
+         i < static_cast<uint32_t>(cuts.nse); i += runs * kWarp) {
       FromAccumulator(Acc(0), &out[i]);
     }
     if (begin >= end) continue;
@@ -173,15 +177,15 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads, sizeof(T) == 8 ? 4 : 8)
     const auto sum = [](Acc a, Acc b) { return a + b; };
     const auto greater = [](Acc a, Acc b) { return b > a ? b : a; };  // a NaN is skipped
 
-    const int base = begin / kRun * kRun;
     const auto find_begins = [&] {
-      __syncwarp();  // the last unit's have been read
+      __syncwarp();  // those of the last run have been read
       if (lane < kMostOfLane) begins[lane] = 0;
       __syncwarp();
-      for (int row = unit.begin.row + lane; row <= unit.end.row && row < cuts.rows; row += kWarp) {
-        const int place = cuts.offsets[row];
-        if (place < begin || place >= end || cuts.offsets[row + 1] <= place) continue;
-        atomicOr(&begins[(place - base) / 32], 1u << (place - base) % 32);
+      // Where an empty row begins the next one does, too.
+      for (int row = run.begin.row + lane; row <= run.end.row && row < cuts.rows; row += kWarp) {
+        const int at_row = cuts.offsets[row];
+        if (at_row < begin || at_row >= end) continue;
+        atomicOr(&begins[(at_row - base) / 32], 1u << (at_row - base) % 32);
       }
       __syncwarp();
     };
@@ -199,15 +203,15 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads, sizeof(T) == 8 ? 4 : 8)
       }
       find_begins();
       const RowBegins rows(begins[bit / 32] >> bit % 32 & ((1u << kCount) - 1));
-      // A piece's last entry knows what the unit has of its row.
+      // A piece's last entry knows what the run has of its row.
       const auto leave = [&](const Acc(&max)[kCount], const Acc(&sums)[kCount]) {
-        if (!unit.has_begun && !unit.has_new) return;
+        if (!run.has_begun && !run.has_new) return;
         PieceOfRow<Acc>* pieces = PiecesOf<Acc>(p.workspace, at);
 #pragma unroll
         for (int k = 0; k < kCount; ++k) {
           const PieceOfRow<Acc> piece{max[k], sums[k]};
-          if (unit.has_begun && place + k == unit.first - 1) pieces[0] = piece;
-          if (unit.has_new && place + k == end - 1) pieces[1] = piece;
+          if (run.has_begun && place + k == run.first - 1) pieces[0] = piece;
+          if (run.has_new && place + k == end - 1) pieces[1] = piece;
         }
       };
       if constexpr (kConfig.backward) {
@@ -223,41 +227,38 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads, sizeof(T) == 8 ? 4 : 8)
         rows.OfRows(x, none, greater, max);
 #pragma unroll
         for (int k = 0; k < kCount; ++k) {
-          const int i = place + k;
-          // Of a piece of nothing but -inf there may be other pieces.
-          const bool of_piece = i < unit.first || i >= unit.last;
-          const Acc most = of_piece && max[k] == none ? Acc(0) : max[k];
-          x[k] = i >= begin && i < end ? exp(x[k] - most) : Acc(0);
+          // What is missing has no other maximum perhaps, and a piece of nothing but -inf others
+          // beside it. A row of nothing else gets NaN, as its sum is 0.
+          x[k] = exp(x[k] - (max[k] == none ? Acc(0) : max[k]));
         }
         rows.OfRows(x, Acc(0), sum, sums);
 #pragma unroll
-        for (int k = 0; k < kCount; ++k) x[k] *= Acc(1) / sums[k];
+        for (int k = 0; k < kCount; ++k) x[k] *= InverseOf(sums[k]);
         leave(max, sums);
       }
-      Lane::Store(out, place, unit.first, unit.last, wide, x);
+      Lane::Store(out, place, run.first, run.last, wide, x);
     };
-    if (end - base <= 4 * kWarp) {
-      compute.template operator()<4>();
-    } else if (end - base <= 8 * kWarp) {
-      compute.template operator()<8>();
+    if (end - base <= kFewOfLane * kWarp) {
+      compute.template operator()<kFewOfLane>();
     } else {
       compute.template operator()<kMostOfLane>();
     }
   }
 }
 
-// Writes pieces of long rows, of which the first kernel has left what each unit has: a warp those
-// of neighbouring units.
+// Writes pieces of long rows, of which the first kernel has left what each run has: a warp those
+// of neighbouring runs.
 template <typename T, SparseSoftmaxRunsConfig kConfig>
 __global__ void __launch_bounds__(kSoftmaxRunsThreads)
     SparseSoftmaxPieces(const __grid_constant__ SparseSoftmaxProblem p) {
   using Acc = Accumulator<T>;
   constexpr int kWarps = kSoftmaxRunsThreads / kWarp;
-  static_assert(kSoftmaxUnitsOfWarp * kPiecesOfUnit <= kWarp);
+  static_assert(kSoftmaxRunsOfWarp * kPiecesOfRun <= kWarp);
   const int lane = threadIdx.x % kWarp;
   const Acc scale = static_cast<Acc>(p.scale);
   const auto chunks = static_cast<uint32_t>(
-      CeilDivide(RowUnits(p.pattern.rows, p.pattern.nse), kSoftmaxUnitsOfWarp));
+      CeilDivide(SoftmaxRuns(p.pattern.rows, p.pattern.nse), kSoftmaxRunsOfWarp));
+  const auto runs = static_cast<int>(SoftmaxRuns(p.pattern.rows, p.pattern.nse));
   const uint32_t all = static_cast<uint32_t>(p.batch.count) * chunks;
   bool waits = true;
   for (uint32_t at = blockIdx.x * kWarps + threadIdx.x / kWarp; at < all;
@@ -267,19 +268,19 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads)
     // A lane's piece: its row, or -1, and entries.
     int row = -1, first = 0, last = 0;
     const int number =
-        static_cast<int>(at - entry * chunks) * kSoftmaxUnitsOfWarp + lane / kPiecesOfUnit;
-    if (lane < kSoftmaxUnitsOfWarp * kPiecesOfUnit && number < cuts.units) {
-      const UnitOfRows unit(cuts, number);
-      if (lane % kPiecesOfUnit == 0 && unit.has_begun) {
-        row = unit.begin.row, first = unit.begin.entry, last = unit.first;
+        static_cast<int>(at - entry * chunks) * kSoftmaxRunsOfWarp + lane / kPiecesOfRun;
+    if (lane < kSoftmaxRunsOfWarp * kPiecesOfRun && number < runs) {
+      const RunOfRows run(cuts, number);
+      if (lane % kPiecesOfRun == 0 && run.has_begun) {
+        row = run.begin.row, first = run.begin.entry, last = run.first;
       }
-      if (lane % kPiecesOfUnit == 1 && unit.has_new) {
-        row = unit.end.row, first = unit.last, last = unit.end.entry;
+      if (lane % kPiecesOfRun == 1 && run.has_new) {
+        row = run.end.row, first = run.last, last = run.end.entry;
       }
     }
     if (waits) WaitForPrologue();
     waits = false;
-    const PieceOfRow<Acc>* pieces = PiecesOf<Acc>(p.workspace, int64_t{entry} * cuts.units);
+    const PieceOfRow<Acc>* pieces = PiecesOf<Acc>(p.workspace, int64_t{entry} * runs);
     const T* values = p.values.At<const T>(p.batch, entry);
     const T* tangent = kConfig.backward ? p.tangent.At<const T>(p.batch, entry) : nullptr;
     T* out = p.out.At<T>(p.batch, entry);
@@ -293,22 +294,23 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads)
       const int end = __shfl_sync(kAllLanes, last, source);
       if (own_row != of_row) {
         of_row = own_row;
-        const int first_unit = cuts.FirstUnitOf(of_row), last_unit = cuts.LastUnitOf(of_row);
+        const int first_run = cuts.FirstUnitOf(of_row) / kUnitsOfRun;
+        const int last_run = cuts.LastUnitOf(of_row) / kUnitsOfRun;
         // Where the row begins it is new.
-        const auto piece_of = [&](int unit) {
-          return pieces[int64_t{unit} * kPiecesOfUnit + (unit == first_unit ? 1 : 0)];
+        const auto piece_of = [&](int number_of_run) {
+          return pieces[int64_t{number_of_run} * kPiecesOfRun + (number_of_run == first_run)];
         };
         max = -Acc(1) / Acc(0);
         if constexpr (!kConfig.backward) {
-          for (int unit = first_unit + lane; unit <= last_unit; unit += kWarp) {
-            const Acc of_piece = piece_of(unit).max;
+          for (int i = first_run + lane; i <= last_run; i += kWarp) {
+            const Acc of_piece = piece_of(i).max;
             max = of_piece > max ? of_piece : max;
           }
           max = MaxOverLanes(max, kWarp);
         }
         sum = 0;
-        for (int unit = first_unit + lane; unit <= last_unit; unit += kWarp) {
-          const PieceOfRow<Acc> piece = piece_of(unit);
+        for (int i = first_run + lane; i <= last_run; i += kWarp) {
+          const PieceOfRow<Acc> piece = piece_of(i);
           sum += kConfig.backward ? piece.sum : piece.sum * exp(piece.max - max);
         }
         sum = SumOverLanes(sum, kWarp);

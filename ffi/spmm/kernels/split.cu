@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks())
     const CutsOfRows cuts(p.batch, p.pattern, p.row_cuts, entry);
     const int nse = cuts.nse;
     const int unit = Clamp(static_cast<int>(at) * kUnits + group, 0, units);
-    const RowCut begin = cuts.At(unit), end = cuts.EndOf(begin, unit < units ? unit + 1 : units);
+    const RowCut begin = cuts.At(unit), end = cuts.EndOf<1>(begin, unit + 1);
     const int64_t column = (static_cast<int64_t>(tile) * kLanes + lane) * kVector;
     // Lanes behind the last column read the first ones, and write nothing.
     const T* x = m.x + (column < p.n ? column : 0);

@@ -17,7 +17,7 @@ void Test(const std::vector<int>& lengths, int first, int padding, bool wrong = 
         p.row_cuts = Of(cuts);
         using Piece = PieceOfRow<Accumulator<T>>;
         const auto space =
-            SpaceFor(static_cast<int64_t>(cuts.size() * kPiecesOfUnit * sizeof(Piece)) + 15);
+            SpaceFor(static_cast<int64_t>(cuts.size() * kPiecesOfRun * sizeof(Piece)) + 15);
         p.workspace.data = reinterpret_cast<char*>(space.get());
         const auto run = [&](int blocks) {
           emulated::Launch(blocks, kSoftmaxRunsThreads, [&] { SparseSoftmaxRuns<T, kConfig>(p); });
@@ -41,11 +41,15 @@ std::vector<int> Skewed(int rows, int longest) {
 
 template <typename T>
 void Tests() {
-  // Rows that are empty, whole with the most entries of a unit, and in pieces, one behind the
-  // other; and random ones.
-  const std::vector<int> all[] = {
-      {1},       {700, 0, 0, 1500, 3}, {256, 256, 255, 1, 0, 257, 258, 2, 256},
-      {0, 0, 7}, Skewed(300, 900),     std::vector<int>(90, 0)};
+  // Rows that are empty, about as long as what counts as long, in pieces, and one behind the other;
+  // a run with the most entries that there can be, behind the first 249; random ones.
+  const std::vector<int> all[] = {{1},
+                                  {700, 0, 0, 1500, 3},
+                                  {256, 256, 255, 1, 0, 257, 258, 2, 256},
+                                  {249, 256, 700},
+                                  {0, 0, 7},
+                                  Skewed(300, 900),
+                                  std::vector<int>(90, 0)};
   for (const std::vector<int>& lengths : all) {
     for (int first : {0, 1}) {
       Test<T, false>(lengths, first, 5);
