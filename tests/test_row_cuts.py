@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxsparse import CSR, H200, Topology, _ffi, explain, spmm
+from jaxsparse import CSR, H200, Topology, _ffi, explain, sparse_softmax, spmm
 from jaxsparse.layouts.row_cuts import row_cuts
 
 UNIT, ROW, SHORT = _ffi.PLACES_OF_UNIT, _ffi.PLACES_OF_ROW, _ffi.MOST_OF_WHOLE_ROW
@@ -97,6 +97,29 @@ def test_cuts_go_with_the_pattern():
     wrong = {**topology.layouts, "row_cuts": (cuts.at[2].add(1), transposed)}
     with pytest.raises(ValueError, match="cuts of rows"):
         topology.with_layouts(wrong).verify()
+
+
+def test_kernels_for_graphs_are_chosen():
+    topology = topology_of(np.full(3000, 8), 4000)  # not square: its transpose is another problem
+    assert topology.layouts["row_cuts"][1] is not None
+    a = CSR(jnp.ones(topology.nse), topology)
+
+    def chosen(function, *arguments):
+        calls = explain(function, *arguments, device=H200)
+        return [call.variants[0][0] for call in calls]
+
+    x, dy = (jax.ShapeDtypeStruct((n, 64), jnp.float32) for n in topology.shape[::-1])
+    assert chosen(lambda x: a @ x, x) == ["split_rows"]
+    assert chosen(lambda dy: a.T @ dy, dy) == ["split_rows"]
+    pullback = chosen(
+        lambda x, dy: jax.vjp(lambda v, x: CSR(v, topology) @ x, a.values, x)[1](dy), x, dy
+    )
+    assert "split_rows" in pullback and "tiled_rows" not in pullback
+
+    def loss(values):
+        return jnp.sum(sparse_softmax(CSR(values, topology)).values ** 2)
+
+    assert set(chosen(jax.grad(loss), a.values)) == {"runs_of_rows"}
 
 
 def test_other_kernels_serve_without_cuts(monkeypatch):
