@@ -120,10 +120,13 @@ __global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks())
     // Lanes behind the last column read the first ones, and write nothing.
     const T* x = m.x + (column < p.n ? column : 0);
     const bool wide =
-        IsAligned<Vector<T, kVector>>(m.x) && IsAligned<Run<Index>>(m.column_indices) &&
+        IsAligned<Vector<T, kVector>>(m.x) && IsAligned<Vector<Out, kVector>>(m.out) &&
+        IsAligned<Vector<Out, kVector>>(m.preactivation) &&
+        IsAligned<Run<Index>>(m.column_indices) &&
         (kConfig.permuted ? IsAligned<Run<int32_t>>(m.permutation) : IsAligned<Run<T>>(m.values));
-    const auto write = [&](int row, Acc(&of_row)[kVector]) {
-      if (column < p.n) m.WriteRun(p.activation, row, row * p.n + column, of_row);
+    const auto write = [&]<bool kWide>(int row, Acc(&of_row)[kVector]) {
+      if (column >= p.n) return;
+      m.template WriteRun<kVector, kWide>(p.activation, row, row * p.n + column, of_row);
     };
 
     // The row that entries are added to; where it ends, as far as the unit has of it; and where the
@@ -187,7 +190,7 @@ __global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks())
             if (row == begin.row && has_begun) {
               parts[threadIdx.x] = sums;
             } else {
-              write(row, sums.elements);
+              write.template operator()<kWide>(row, sums.elements);
             }
             sums = {};
             first = row_end;
@@ -229,7 +232,7 @@ __global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks())
     };
     if (has_new && unit < units) {
       if (add_parts(end.row, &sums)) {
-        write(end.row, sums.elements);
+        write.template operator()<false>(end.row, sums.elements);
       } else {
         leave(SpmmPart::kOfNew, sums);
       }
