@@ -290,7 +290,10 @@ class Topology(TopologyParts):
         check_kinds("Topology.with_layout", name)
         kind, known = KINDS[name], is_concrete(*jax.tree.leaves(self))
         make = kind.make if known else kind.make_traced
-        return self.with_layouts({**self.layouts, name: make(self, **options)})
+        layout = make(self, **options)
+        if layout is None:
+            raise ValueError(f"Topology.with_layout: {name!r} is not for a pattern as {self!r}")
+        return self.with_layouts({**self.layouts, name: layout})
 
     def with_layouts(self, layouts: Mapping[str, Any]) -> Topology:
         """The same topology with these layouts instead of its own; they are not checked.

@@ -94,6 +94,8 @@ def test_cuts_go_with_the_pattern():
     for made in padded.layouts["row_cuts"], traced:
         for one, other in zip(made, expected, strict=True):
             np.testing.assert_array_equal(one, other)
+    with pytest.raises(ValueError, match="'row_cuts' is not for a pattern as"):
+        topology_of(np.full(5, 5), 5).with_layout("row_cuts")
     wrong = {**topology.layouts, "row_cuts": (cuts.at[2].add(1), transposed)}
     with pytest.raises(ValueError, match="cuts of rows"):
         topology.with_layouts(wrong).verify()
