@@ -338,6 +338,7 @@ class Topology(TopologyParts):
             kind="dynamic",
         )
         layouts = {name: KINDS[name].pad(layout, bare) for name, layout in self.layouts.items()}
+        layouts.pop(RowCuts.name, None)  # more entries may have none
         return bare._with(layouts={**layouts, **RowCuts.of(bare)})
 
     def reshape_batch(self, *sizes: int) -> Topology:

@@ -94,6 +94,8 @@ def test_cuts_go_with_the_pattern():
     for made in padded.layouts["row_cuts"], traced:
         for one, other in zip(made, expected, strict=True):
             np.testing.assert_array_equal(one, other)
+    full = topology.padded(topology.shape[0] * topology.shape[1] // 128 + 1).verify()
+    assert "row_cuts" not in full.layouts and full.operands()[-2].shape == (2,)
     with pytest.raises(ValueError, match="'row_cuts' is not for a pattern as"):
         topology_of(np.full(5, 5), 5).with_layout("row_cuts")
     wrong = {**topology.layouts, "row_cuts": (cuts.at[2].add(1), transposed)}
