@@ -32,7 +32,6 @@ PROGRAMS = {
     "spmm_staged": "-O1",
     "sddmm_staged": "-O1",
     "spmm_tiled": "-O0",
-    "spmm_split": "-O0",
     "recurrent_scan_dense": "-O1",
     "recurrent_wave": "-O1",
     "recurrent_wave_scatter": "-O1",
@@ -44,7 +43,6 @@ PROGRAMS = {
     "recurrent_scan_sparse": "-O0",
     "generic": "-O0",
     "sparse_softmax": "-O0",
-    "sparse_softmax_runs": "-O0",
 }
 
 

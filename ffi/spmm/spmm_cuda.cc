@@ -12,7 +12,6 @@ const SpmmVariant kVariants[] = {
     kSpmmTiledRowsScalar, kSpmmTiledRowsUnshared,  kSpmmTiledRowsUnordered,
     kSpmmTiledRowsRolled, kSpmmTiledRowsPrescaled, kSpmmStagedRows,
     kSpmmTensorCores,     kSpmmTensorCoresUnsplit, kSpmmTensorCoresSplitK,
-    kSpmmSplitRows,
 };
 
 }  // namespace

@@ -22,18 +22,15 @@ PATTERN = (
     ("transposed_row_order", "k"),
     ("permutation", "e"),
     ("tile_starts", "tiles"),
-    ("row_cuts", "cuts"),
-    ("transposed_row_cuts", "transposed_cuts"),
 )
-"""Operands of a pattern: both orientations, what joins them, layouts, and cuts of both."""
+"""Operands of a pattern: both orientations, what joins them, and layouts."""
 
-ROWS_ALONE = (*PATTERN[:3], *PATTERN[7:9])
+ROWS_ALONE = (*PATTERN[:3], PATTERN[7])
 """The same of a topology without its transpose."""
 
 ROWS = tuple(name for name, _ in PATTERN[:3])
 TRANSPOSED_ROWS = tuple(name for name, _ in PATTERN[3:6])
 STARTS = PATTERN[7][0]
-CUTS, TRANSPOSED_CUTS = (name for name, _ in PATTERN[8:])
 TRANSPOSED = tuple(name for name, _ in (*PATTERN[3:7], *PATTERN[:2]))  # and where values are stored
 
 

@@ -399,10 +399,6 @@ void atomicAdd(T* to, T x) {
   *to += x;
 }
 template <typename T>
-void atomicOr(T* to, T x) {
-  *to |= x;
-}
-template <typename T>
 void atomicMin(T* to, T x) {
   if (x < *to) *to = x;
 }
