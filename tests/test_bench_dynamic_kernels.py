@@ -21,7 +21,7 @@ from jaxsparse.dynamic.plan import Plan
 @pytest.mark.parametrize("name", ["jaxsparse", "width-8", "groups-8"])
 def test_rows_without_kernels_have_none(name):
     """Although kernels would take their tiles, which have 8 rows."""
-    problem = replace(small("tree_lstm", 8), hidden=32)
+    problem = replace(small("tree_lstm", 4), hidden=32)
     (way,) = IMPLEMENTATIONS[name].build.args
     (step,), batches = problem.groups()[0], way.batches
     batch = batches.one(problem, step, batches.room(problem, [step]))
