@@ -9,7 +9,7 @@ import pytest
 from edge_cases import EDGE_CASES
 from reference import packed_matrix, to_dense
 
-from jaxsparse import EXPORT_DISABLED_CHECKS, CSR, Packed, Topology
+from jaxsparse import CSR, EXPORT_DISABLED_CHECKS, Packed, Topology
 
 FORMS = [(1, 1), (2, 1), (1, 3), (2, 2)]  # cell, parts
 
