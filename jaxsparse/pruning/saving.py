@@ -15,7 +15,7 @@ import numpy as np
 import orbax.checkpoint as ocp  # type: ignore[import-untyped]
 from flax import nnx
 
-from jaxsparse.nn import SparseLinear, TopologyVariable, drop_transposes
+from jaxsparse.nn import PackedLinear, SparseLinear, TopologyVariable, drop_transposes
 from jaxsparse.nn.linear import LINEAR_OPTIONS
 from jaxsparse.nn.pattern_array import to_array, to_topology
 from jaxsparse.pattern import COMPACT_COLUMNS
@@ -45,10 +45,12 @@ def save(path: str | os.PathLike[str], model: nnx.Module) -> None:
 
     Args:
         path: of a folder that does not exist.
-        model: with any layers, sparse or not. It is left as it is.
+        model: with any layers, sparse or not, but for `jaxsparse.nn.PackedLinear`. It is left as it
+            is.
 
     Raises:
-        ValueError: if there is something at ``path``, or a pattern is corrupted.
+        ValueError: if there is something at ``path``, a pattern is corrupted, or a layer has packed
+            weights.
 
     >>> import tempfile
     >>> dense = nnx.Linear(64, 32, rngs=nnx.Rngs(0))
@@ -62,6 +64,12 @@ def save(path: str | os.PathLike[str], model: nnx.Module) -> None:
     folder = Path(path).resolve()
     if folder.exists():
         raise ValueError(f"save: path must be that of a new folder, got {folder}, which exists")
+    for place, layer in nnx.iter_modules(model):
+        if isinstance(layer, PackedLinear):
+            raise ValueError(
+                f"save: the layer at {join(place)!r} has packed weights, which `load` can't make "
+                "again: save the sparse model, and pack its layers once it is loaded"
+            )
     layers = {
         join(place): {"type": type(layer).__name__, "activation": _linear_of(layer).activation}
         for place, layer in nnx.iter_modules(model)
