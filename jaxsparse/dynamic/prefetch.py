@@ -33,9 +33,9 @@ def prefetch(
 
     A thread calls `pack`, which does not hold Python's lock, for at most ``depth`` scripts ahead,
     from when the first one is asked for. It sends half as many at a time, which costs less than one
-    by one. It ends with the last one, when the loop over scripts
-    ends early, by an exception or Ctrl-C, and with the interpreter. An exception in it, as one of
-    ``batches``, comes where the script would have come.
+    by one. It ends with the last one, when the loop over scripts ends early, by an exception or
+    Ctrl-C, and with the interpreter. An exception in it, as one of ``batches``, comes where the
+    script would have come.
 
     Args:
         graphs: the set of graphs.

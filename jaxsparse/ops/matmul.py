@@ -74,33 +74,18 @@ def spmm(
     Array([[3., 3.],
            [0., 0.]], dtype=float32)
     """
+    options: dict[str, Any] = {
+        "bias": bias,
+        "activation": activation,
+        "precision": precision,
+        "preferred_element_type": preferred_element_type,
+        "implementation": implementation,
+        "variant": variant,
+    }
     if isinstance(a, Packed):
-        return multiply_packed(
-            "spmm",
-            a,
-            x,
-            x_on_left=False,
-            bias=bias,
-            activation=activation,
-            precision=precision,
-            preferred_element_type=preferred_element_type,
-            implementation=implementation,
-            variant=variant,
-        )
+        return multiply_packed("spmm", a, x, x_on_left=False, **options)
     check_csr("spmm", a)
-    return multiply(
-        "spmm",
-        a,
-        x,
-        transpose=False,
-        dense_on_left=False,
-        bias=bias,
-        activation=activation,
-        precision=precision,
-        preferred_element_type=preferred_element_type,
-        implementation=implementation,
-        variant=variant,
-    )
+    return multiply("spmm", a, x, transpose=False, dense_on_left=False, **options)
 
 
 def sddmm(

@@ -10,7 +10,7 @@ from jaxsparse import backend
 from jaxsparse.ops import arguments
 from jaxsparse.ops.bilinear import spmm_epilogue_p, spmm_p
 from jaxsparse.ops.dense_product import allowed_precision
-from jaxsparse.ops.plain_products import ACTIVATIONS
+from jaxsparse.ops.plain_products import check_activation
 from jaxsparse.primitive import bind
 
 if TYPE_CHECKING:
@@ -43,10 +43,7 @@ def multiply(
             f"{operation}: x of shape {x.shape} must have {inner} {side} for a matrix of shape "
             f"{a.shape}"
         )
-    if activation not in ACTIVATIONS:
-        raise ValueError(
-            f"{operation}: activation must be one of {list(ACTIVATIONS)}, got {activation!r}"
-        )
+    check_activation(operation, activation)
     if transpose:
         a.topology.check_transpose(f"{operation}: a product by the transposed matrix")
     dense = {"values": a.values, "x": x}

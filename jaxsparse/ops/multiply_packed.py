@@ -9,7 +9,7 @@ import jax
 from jaxsparse import backend
 from jaxsparse.ops import arguments
 from jaxsparse.ops.packed_product import packed_epilogue_p, packed_product_p
-from jaxsparse.ops.plain_products import ACTIVATIONS
+from jaxsparse.ops.plain_products import check_activation
 from jaxsparse.primitive import bind
 
 if TYPE_CHECKING:
@@ -45,10 +45,7 @@ def multiply_packed(
             f"{operation}: x must be {a.dtype}, as the packed matrix is, got {x.dtype}: cast it, "
             "or pack the matrix in its dtype"
         )
-    if activation not in ACTIVATIONS:
-        raise ValueError(
-            f"{operation}: activation must be one of {list(ACTIVATIONS)}, got {activation!r}"
-        )
+    check_activation(operation, activation)
     matrix, rest = (a.values, a.masks, a.starts, a.panels, a.rows), []
     if bias is not None:
         bias = arguments.as_array(operation, "bias", bias, 1)

@@ -21,7 +21,7 @@ from jax.interpreters import ad, batching
 
 from jaxsparse.device import AnyDevice
 from jaxsparse.ops.packed_places import gathered_in, slots, unpacked
-from jaxsparse.ops.packed_unpack import MATRIX, packed_unpack_p, written_out
+from jaxsparse.ops.packed_unpack import MATRIX, ONLY_ON_GPUS, packed_unpack_p, written_out
 from jaxsparse.ops.plain_products import ACTIVATIONS
 from jaxsparse.precision import common_dtype, unrounded
 from jaxsparse.primitive import (
@@ -244,7 +244,7 @@ packed_transposed_p = make_primitive(
         shardable=("n",),
         xla=_transposed,
         ffi=lambda *_: _WITHOUT_KERNEL,
-        on_cpu=Fallback("only GPUs have a kernel that writes packed matrices out"),
+        on_cpu=ONLY_ON_GPUS,
         plain=_PLAIN,
         stored=lambda params, operands: (
             f"packed matrix, {params['parts']} parts",

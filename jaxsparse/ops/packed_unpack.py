@@ -31,6 +31,8 @@ MATRIX = (
 )
 """Operands of a packed matrix, as `jaxsparse.Packed` has them."""
 
+ONLY_ON_GPUS = Fallback("only GPUs have a kernel that writes packed matrices out")
+
 _FORM = ("columns", "cell", "parts")
 
 
@@ -72,7 +74,7 @@ packed_unpack_p = make_primitive(
         shardable=(),
         xla=_plain,
         ffi=_ffi,
-        on_cpu=Fallback("only GPUs have a kernel that writes packed matrices out"),
+        on_cpu=ONLY_ON_GPUS,
         stored=_stored,
     )
 )

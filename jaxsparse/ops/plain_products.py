@@ -31,6 +31,15 @@ ACTIVATIONS: dict[str | None, Callable[[Any], Any]] = {
     "gelu": _gelu,
 }
 
+
+def check_activation(operation: str, activation: Any) -> None:
+    """Raises ValueError unless an operation can apply it."""
+    if activation not in ACTIVATIONS:
+        raise ValueError(
+            f"{operation}: activation must be one of {list(ACTIVATIONS)}, got {activation!r}"
+        )
+
+
 # The xla implementation multiplies a densified matrix where that has at most so many elements.
 _DENSE_ELEMENTS = 2**22
 
