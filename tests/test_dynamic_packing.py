@@ -295,7 +295,7 @@ def test_forms():
     assert Form.from_json(form.to_json()) == form
     wide = pack(TREES, [0], Layout(width=np.int64(9))).form  # which JSON would not take
     assert Form.from_json(wide.to_json()) == wide
-    assert form.words % 32 == 0 and form.record_words == 32
+    assert form.words % 64 == 0 and form.record_words == 32
     with pytest.raises(ValueError, match=r"Form\.covering: forms differ in width"):
         Form.covering([form, dataclasses.replace(form, width=2)])
     with pytest.raises(ValueError, match="needs at least one form"):

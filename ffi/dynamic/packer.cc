@@ -81,7 +81,7 @@ std::string Missing(const ScriptForm& used, const ScriptForm& form) {
 int64_t WordsOf(const ScriptForm& form, const std::vector<GraphChannel>& channels) {
   int64_t words = form.ChannelsAt();
   for (const GraphChannel& channel : channels) words += PaddedSection(Room(form, channel.place));
-  return words;
+  return PaddedScript(words);
 }
 
 ScriptForm Packer::Plan(const int64_t* ids, int64_t count) {

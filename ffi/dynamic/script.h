@@ -3,8 +3,9 @@
 //
 //   header | group_tiles (groups + 1) | a record of each tile | roots (graphs) | channels
 //
-// Every section, and every record, begins at a multiple of 32 words. Row leaves + t * width + l is
-// lane l of tile t; rows before it are leaves. -1 is no row, and what pads channels of integers.
+// Every section, and every record, begins at a multiple of 32 words, and a script has a multiple of
+// 64. Row leaves + t * width + l is lane l of tile t; rows before it are leaves. -1 is no row, and
+// what pads channels of integers.
 #pragma once
 
 #include "types.h"
@@ -13,6 +14,7 @@ namespace jaxsparse {
 
 constexpr int32_t kScriptVersion = 1;
 constexpr int64_t kScriptSection = 32;
+constexpr int64_t kScriptAlignment = 64;
 
 // Words of the header: the version, how much is used, and the sizes of the form.
 enum ScriptHeader : int {
@@ -37,6 +39,11 @@ enum ScriptRecord : int { kRecordKind, kRecordWait, kRecordSources };
 
 JAXSPARSE_INLINE constexpr int64_t PaddedSection(int64_t words) {
   return (words + kScriptSection - 1) / kScriptSection * kScriptSection;
+}
+
+// What a script has that ends after so many words.
+JAXSPARSE_INLINE constexpr int64_t PaddedScript(int64_t words) {
+  return (words + kScriptAlignment - 1) / kScriptAlignment * kScriptAlignment;
 }
 
 struct ScriptForm {

@@ -11,6 +11,9 @@ from collections.abc import Iterable
 
 VERSION = 1
 SECTION = 32  # words; sections and records are multiples of it, a warp's load
+# Words; scripts are multiples of it. Where a program takes one of several, as ``jax.lax.scan``
+# does, XLA hands kernels that one without a copy if it begins at a multiple of 256 bytes.
+ALIGNMENT = 64
 # What the header says from its second word on: how much is used, and then the form's sizes.
 USED = ("leaves", "tiles", "graphs", "inputs")
 SIZES = (*USED, "width", "slots", "groups", "kinds", "words")
@@ -31,9 +34,9 @@ def bucket(size: int, least: int = 1) -> int:
     return -(-size // step) * step
 
 
-def padded(words: int) -> int:
+def padded(words: int, section: int = SECTION) -> int:
     """The size of a section that holds so many words."""
-    return -(-words // SECTION) * SECTION
+    return -(-words // section) * section
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +133,8 @@ class Form:
     @property
     def words(self) -> int:
         """Words of a script."""
-        return self.channels_offset + sum(padded(self.room(c.place)) for c in self.channels)
+        of_channels = sum(padded(self.room(c.place)) for c in self.channels)
+        return padded(self.channels_offset + of_channels, ALIGNMENT)
 
     def channel(self, name: str, *places: str) -> Channel:
         """The channel of a name, in one of the places.
