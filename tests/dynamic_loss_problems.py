@@ -19,7 +19,8 @@ class LossCase(Case):
         self.label = label
         self.head = (
             jnp.asarray(rng.standard_normal((h, classes)) * (3 / np.sqrt(h)), dtype),
-            jnp.asarray(rng.standard_normal(classes), jnp.float32),
+            # Kernels read it in the states' dtype, too.
+            jnp.asarray(rng.standard_normal(classes), dtype if name == "chain" else jnp.float32),
         )
 
     @property

@@ -33,7 +33,7 @@ struct DynamicLossCall {
   uint32_t emit_poll_delay = 0;  // clock cycles, of the second pass
   int64_t products = 1, hidden = 0, classes = 0;
 
-  int64_t state_bytes = 0;  // of an element
+  int64_t state_bytes = 0, head_bias_bytes = 0;  // of an element
   Array weights, script, labels, head_weights, head_bias, leaf_states;
   std::vector<Array> leaf_carries;
   std::vector<ScanArrays::Input> inputs;
@@ -103,7 +103,9 @@ void ParseOperands(CallParser& call, int64_t carries, ElementType& dtype, Dimens
   c->script = ParseScript(call, std::max(c->form.RootsAt(), c->labels_offset + rows));
   if (c->labels_offset < 0) c->labels = call.Operand("labels", {ffi::S32}, {rows});
   c->head_weights = call.Operand("head weights", dtype, {h, c->classes});
-  c->head_bias = call.Operand("head bias", {ffi::F32}, {c->classes});
+  ElementType bias = TypeNamed(call, DTypeNames(call, "head_bias_dtype", 1)[0], dtype);
+  c->head_bias = call.Operand("head bias", bias, {c->classes});
+  c->head_bias_bytes = SizeOf(DTypeOf(bias));
   c->leaf_states = call.Operand("state", dtype, {leaves, 1, h});
   for (int64_t i = 0; i < carries; ++i) {
     c->leaf_carries.push_back(call.Operand("carry", {ffi::F32}, {leaves, h}));
@@ -188,7 +190,7 @@ GraphLossProblem ProblemOf(const DynamicLossCall& c, int64_t entry) {
   p.gather = GatherOf(c, entry);
   p.emit = EmitOf(c, entry, p.gather);
   p.head_weights = at(c.head_weights, c.state_bytes);
-  p.head_bias = reinterpret_cast<const float*>(at(c.head_bias, sizeof(float)));
+  p.head_bias = at(c.head_bias, c.head_bias_bytes);
   const Array& labels = c.labels_offset < 0 ? c.labels : c.script;
   p.labels = reinterpret_cast<const int32_t*>(at(labels, sizeof(int32_t))) +
              std::max<int64_t>(c.labels_offset, 0);

@@ -26,7 +26,7 @@ struct GraphLossProblem {
   GraphScanProblem emit;
 
   const void* head_weights = nullptr;  // state dtype (h, classes)
-  const float* head_bias = nullptr;    // (classes)
+  const void* head_bias = nullptr;     // state dtype or float (classes)
   const int32_t* labels = nullptr;     // (rows), leaves first; -1 is none
   float* totals = nullptr;             // (kLossTotals)
   float* of_bias = nullptr;            // (classes)

@@ -115,6 +115,7 @@ def loss(
     given = checked_arguments(OPERATION, cell, weights, carry, script, xs, bias)
     head_weights, head_bias = checked_head(OPERATION, head, script, given.h)
     of_scan, params = prepared(OPERATION, given, script)
+    wide = accumulator_dtype(given.dtype)
     options = {"precision": precision, "implementation": implementation, "variant": variant}
     params["labels_offset"] = labels_offset(script, head.label)
     operands = Operands(
@@ -122,7 +123,8 @@ def loss(
         of_scan.words,
         labels_of_rows(script, head.label),
         head_weights,
-        head_bias.astype(accumulator_dtype(given.dtype)),
+        # In the states' dtype the kernel reads it as it is.
+        head_bias if head_bias.dtype == given.dtype else head_bias.astype(wide),
         of_scan.state,
         of_scan.carries,
         of_scan.inputs,
@@ -192,15 +194,7 @@ def _inner_products(
         if bias is not None:
             (by_products[bias],) = of_bias
     if _moves(dx.head_weights):
-        dtype = promoted(made.states.dtype, x.head_weights.dtype)
-        gradient = jnp.einsum(
-            "nh,nc->hc",
-            labelled_rows(x, made.states).astype(dtype),
-            made.logits.astype(dtype),
-            precision=exact_unless(params["precision"]),
-            preferred_element_type=wide,
-        )
-        yield inner(gradient, dx.head_weights)
+        yield inner(_of_head_weights(params, x, made), dx.head_weights)
     if _moves(dx.head_bias):
         yield inner(made.bias, dx.head_bias)
     if _moves(dx.state):
@@ -215,6 +209,21 @@ def _inner_products(
         elif params["implementation"] != "xla" and "r" not in params["spans"][i]:
             gradient = sum_of_rows(gradient)
         yield inner(gradient, dx.inputs[i])
+
+
+def _of_head_weights(params: dict[str, Any], x: Operands, made: Results) -> jax.Array:
+    """The gradient of the sum of losses by the head's weights."""
+    rows, dtype = labelled_rows(x, made.states), promoted(made.states.dtype, x.head_weights.dtype)
+    # Gradients by logits are in float32. Where states have 16 bits, shorter factors do, which XLA
+    # makes in the product's kernel; to round to 16 bits would be a kernel of its own.
+    precision = exact_unless(params["precision"]) if dtype.itemsize > 2 else None
+    return jnp.einsum(
+        "nh,nc->hc",
+        rows.astype(made.logits.dtype),
+        made.logits,
+        precision=precision,
+        preferred_element_type=made.logits.dtype,
+    )
 
 
 def _of_head(params: dict[str, Any], x: Operands, dx: Operands) -> tuple[Any, Any]:

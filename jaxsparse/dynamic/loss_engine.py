@@ -40,6 +40,7 @@ def form_of(
         emit=form_of_pass(params, steps.adjoint, True, weights, [*saved, *read, "float32"]),
         classes=head.shape[-1],
         head_dtype=head.dtype.name,
+        head_bias_dtype=by_name["head bias"].dtype.name,
     )
 
 
@@ -69,7 +70,8 @@ def source(steps: Steps, form: LossForm, spans: Sequence[str], plan: LossPlan, d
 def expression(form: LossForm) -> str:
     """The kernel of the translation unit."""
     passes = (f"{name}::Printed{part}" for name in ("gather", "emit") for part in ("Step", "Plan"))
-    return f"jaxsparse::GraphLoss<{', '.join(passes)}, {form.classes}>"
+    bias = _ffi.SCAN_DTYPES[form.head_bias_dtype]
+    return f"jaxsparse::GraphLoss<{', '.join(passes)}, {form.classes}, {bias}>"
 
 
 def ffi_call(
@@ -120,6 +122,7 @@ def ffi_call(
             "name": f"dynamic_loss_{plan.variant}.cu",
             "source": text,
             "expression": expression(form),
+            "head_bias_dtype": form.head_bias_dtype,
             "labels_offset": -1 if labels_offset is None else labels_offset,
             "products": form.gather.products,
             "slots": of_script.slots,

@@ -26,6 +26,7 @@ class LossForm:
     emit: ScanForm
     classes: int
     head_dtype: str
+    head_bias_dtype: str  # that of states, or float32
 
 
 @dataclasses.dataclass(frozen=True)

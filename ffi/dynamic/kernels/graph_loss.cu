@@ -20,10 +20,11 @@
 
 namespace jaxsparse {
 
-template <typename GatherPlan, typename EmitPlan, int kClasses>
+template <typename GatherPlan, typename EmitPlan, int kClasses, typename HeadBias>
 struct LossPlan {
   using Gather = GatherPlan;
   using Emit = EmitPlan;
+  using Bias = HeadBias;
   static constexpr LossSizes kSizes{GatherPlan::kSizes, EmitPlan::kSizes, kClasses};
 };
 
@@ -53,10 +54,11 @@ __device__ __forceinline__ void ClearSums(const GraphScanProblem& p) {
 }
 
 template <typename GatherStep, typename GatherPlan, typename EmitStep, typename EmitPlan,
-          int kClasses>
-__global__ void __launch_bounds__(LossPlan<GatherPlan, EmitPlan, kClasses>::kSizes.threads, 1)
+          int kClasses, typename HeadBias>
+__global__ void __launch_bounds__(
+    LossPlan<GatherPlan, EmitPlan, kClasses, HeadBias>::kSizes.threads, 1)
     GraphLoss(const __grid_constant__ GraphLossProblem p) {
-  using Loss = LossPlan<GatherPlan, EmitPlan, kClasses>;
+  using Loss = LossPlan<GatherPlan, EmitPlan, kClasses, HeadBias>;
   constexpr LossSizes kSizes = Loss::kSizes;
   constexpr TeamSizes kGather = GatherPlan::kSizes, kEmit = EmitPlan::kSizes;
   static_assert(kGather.product_threads == kEmit.product_threads && kGather.units == kEmit.units &&

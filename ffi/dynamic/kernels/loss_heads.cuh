@@ -70,7 +70,8 @@ class LossHeads {
     for (int i = thread; i < kClasses * kSizes.hidden; i += kLoss.head_threads) {
       weights[i % kClasses * kSizes.hidden + i / kClasses] = from[i];
     }
-    for (int i = thread; i < kClasses; i += kLoss.head_threads) bias_[i] = p.head_bias[i];
+    const auto* bias = static_cast<const typename Loss::Bias*>(p.head_bias);
+    for (int i = thread; i < kClasses; i += kLoss.head_threads) bias_[i] = ToAccumulator(bias[i]);
     MeetSome<Plan, kLoss.head_threads>(kMeeting);
   }
 

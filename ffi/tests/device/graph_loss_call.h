@@ -62,7 +62,7 @@ inline int RunCall(const std::string& folder, void (*kernel)(const GraphLossProb
   loss.labels = labels_offset < 0 ? reinterpret_cast<const int32_t*>(operands[operand++].data())
                                   : script + labels_offset;
   loss.head_weights = operands[operand++].data();
-  loss.head_bias = FloatsOf(operands[operand++]);
+  loss.head_bias = operands[operand++].data();
   p.leaf_states = operands[operand++].data();
   for (int64_t c = 0; c < carries; ++c) p.leaf_carries[c] = FloatsOf(operands[operand++]);
 

@@ -85,6 +85,7 @@ inline TestCall GraphLossCall(const std::string& dtype, int64_t tiles = 3) {
                                 LossWorkspace::PartsOf(8, 256, kClasses));
   call.results.push_back({"workspace", "uint8", {workspace.Bytes()}});
   call.attributes = {{"labels_offset", int64_t{-1}},
+                     {"head_bias_dtype", "float32"},
                      {"emit_poll_delay", int64_t{1000}},
                      {"window", int64_t{1}},
                      {"products", kProducts},
