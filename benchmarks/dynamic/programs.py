@@ -100,10 +100,9 @@ def _step(problem: Problem, way: Way, dtype: str, passed: str) -> Callable[[Para
             return carried, loss(training.without_table(params), rows, batch)
         if passed == "gradient":
             value, grads = training.gradients(loss, params, words, batch)
-            return training.added(carried, grads, words, 1.0), value
+            return carried.added(grads, words, 1.0), value
         value, grads = training.gradients(loss, carried.read, words, batch)
-        new = training.added(carried.params, grads, words, -training.RATE)
-        return training.State.of(new, _of_arrays(dtype)), value
+        return carried.added(grads, words, -training.RATE), value
 
     return step
 
@@ -124,7 +123,7 @@ def steps_program(problem: Problem, dtype: str, passed: str, way: Way) -> Built:
 
     def carried_of(params: Params) -> Any:
         if passed == "gradient":
-            return jax.tree.map(jnp.zeros_like, params)
+            return training.State.of(jax.tree.map(jnp.zeros_like, params), "float32")
         return None if passed == "forward" else training.State.of(params, _of_arrays(dtype))
 
     def run(params: Params, every: Any) -> Any:
@@ -151,8 +150,7 @@ def steps_program(problem: Problem, dtype: str, passed: str, way: Way) -> Built:
     def checked() -> Arrays:
         carried, made = compiled(params, jax.device_put(arrays(1)))
         if passed != "forward":
-            trained = passed == "training"
-            return _difference(*((carried.params, params) if trained else (carried, None)))
+            return _difference(carried.params, params if passed == "training" else None)
         return (
             np.concatenate(
                 [
