@@ -7,7 +7,6 @@ import json
 from dataclasses import replace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from bench_commands import refused
@@ -26,7 +25,6 @@ from benchmarks.dynamic import (
     reference,
     report,
     selection,
-    training,
 )
 from benchmarks.dynamic.batches import Scripts, pack_levels, stacked
 from benchmarks.dynamic.cases import DynamicCase, are_compiled
@@ -212,30 +210,6 @@ def test_steps_end_to_end():
         case = DynamicCase(problem, IMPLEMENTATIONS["tiles-8"], "float32", ())
         check = case.check(passed)
         assert check.relative_error <= check.limit and check.checked == 2
-
-
-@pytest.mark.parametrize("most_joined", [40, 1 << 20])
-def test_parameters_are_updated_together(most_joined, monkeypatch):
-    """Whether they are one array or not, a state has what `added` makes of its parameters."""
-    monkeypatch.setattr(training, "MOST_JOINED", most_joined)
-    problem = small("tree_lstm")
-    params = problem.net.parameters(problem.sizes)
-    rng = np.random.default_rng(1)
-    words = np.array([2, -1, 2, 0])
-    others = {n: rng.standard_normal(x.shape) for n, x in training.without_table(params).items()}
-    grads = jax.tree.map(jnp.float32, (others, rng.standard_normal((4, problem.embedding))))
-    params = jax.tree.map(jnp.asarray, params)
-    expected = training.added(params, grads, words, -0.5)
-    state = training.State.of(params, "bfloat16")
-    assert 0 < len(state.shapes) < len(params) - (most_joined == 40)
-    jax.tree.map(np.testing.assert_array_equal, state.params, params)
-    state = jax.jit(lambda state, grads: state.added(grads, words, -0.5))(state, grads)
-    close = functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6)
-    jax.tree.map(close, state.params, expected)
-    for name, x in training.without_table(state.params).items():
-        np.testing.assert_array_equal(state.read[name], x.astype("bfloat16"))
-    state = training.State.of(params, "float32")
-    jax.tree.map(close, state.added(grads, words, -0.5).read, expected)
 
 
 def test_batches_that_are_sent_are_those_of_the_check():
