@@ -32,13 +32,10 @@ from flax import nnx
 from PIL import Image
 
 from examples.common.errors import UserError
+from examples.common.transformer import dense_attention
 from examples.sparse_transformer import data
 from examples.sparse_transformer.__main__ import main, parse_args
-from examples.sparse_transformer.model import (
-    Transformer,
-    dense_attention,
-    sample,
-)
+from examples.sparse_transformer.model import Transformer, sample
 from jaxsparse.nn import SparseAttention
 
 ROOT = Path(__file__).parent.parent
