@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -74,6 +75,7 @@ class Packed:
     cell: int
     parts: int
 
+    ARRAYS = _ARRAYS
     __slots__ = (*_LEAVES, "cell", "parts", "shape")
     __array_ufunc__ = None  # NumPy arrays leave `x @ packed` to this class
 
@@ -143,6 +145,52 @@ class Packed:
             cell=cell,
             parts=parts,
         )
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Any], shape: tuple[int, int]) -> Packed:
+        """Puts arrays together that were one, as a checkpoint library gives them back.
+
+        Args:
+            arrays: ``values``, ``masks``, ``starts``, ``panels`` and ``rows`` by their names, of
+                the host or of a device. Arrays of any other name are left out, so that a trainable
+                matrix is none any more. They may be abstract (`jax.ShapeDtypeStruct`), as the
+                metadata of a file tell: then so is the matrix, for a target to restore to.
+            shape: (m, k).
+
+        Raises:
+            TypeError: if one is missing.
+            ValueError: if they do not belong together, or to a matrix of that shape.
+
+        >>> import jax.numpy as jnp
+        >>> from jaxsparse import CSR
+        >>> packed = CSR.fromdense(jnp.eye(3, dtype=jnp.bfloat16)).pack()
+        >>> saved = {name: getattr(packed, name) for name in packed.ARRAYS}
+        >>> Packed.from_arrays(saved, (3, 3)).shape
+        (3, 3)
+        """
+        if missing := [name for name in _ARRAYS if arrays.get(name) is None]:
+            raise TypeError(
+                f"Packed.from_arrays: needs {', '.join(_ARRAYS)}, got none of {', '.join(missing)}"
+            )
+        leaves = [arrays[name] for name in _ARRAYS]
+        abstract = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
+        if not abstract:
+            leaves = [jnp.asarray(leaf) for leaf in leaves]
+        _, masks, _, panels, _ = leaves
+        # Of the form of a matrix that fits; what does not is found by the checks.
+        steps = masks.shape[1] if masks.ndim == 3 else 0
+        count = panels.shape[1] if panels.ndim == 3 else 0
+        strips = math.ceil(shape[0] / STRIP_ROWS)
+        packed = cls(
+            *leaves,
+            None,
+            None,
+            shape=(int(shape[0]), int(shape[1])),
+            cell=2 if steps and steps * 2 == count * 4 else 1,
+            parts=max(masks.shape[0] // strips, 1) if strips and masks.ndim == 3 else 1,
+        )
+        check_shapes("Packed.from_arrays", packed)
+        return packed if abstract or not is_concrete(*leaves) else packed.verify()
 
     # ---- What it is ----
 
@@ -236,27 +284,20 @@ class Packed:
         arrays = [getattr(self, name) for name in _ARRAYS]
         if not is_concrete(*arrays):
             raise ValueError("Packed.verify: needs concrete arrays, got traced ones")
-        m, k = self.shape
-        _, masks, starts, panels, rows = arrays
-        pieces = math.ceil(m / STRIP_ROWS) * self.parts
-        count = math.ceil(k / (PANEL_COLUMNS * self.parts))
-        expected = {
-            "values": (int(np.asarray(starts)[-1]) if starts.size else 0, 2 * LANES),
-            "masks": (pieces, count * masks_of_panel(self.cell), LANES),
-            "starts": (pieces + 1,),
-            "panels": (pieces, count, 2),
-            "rows": (m,),
-        }
-        for name, shape in expected.items():
-            got = getattr(self, name).shape
-            if got != shape:
-                raise ValueError(f"Packed.verify: {name} must have shape {shape}, got {got}")
-        if not np.array_equal(np.sort(np.asarray(rows)), np.arange(m)):
+        check_shapes("Packed.verify", self)
+        values, masks, starts, panels, rows = map(np.asarray, arrays)
+        m = self.shape[0]
+        if values.shape[0] != starts[-1]:
+            raise ValueError(
+                f"Packed.verify: values must have {starts[-1]} rows, as starts say, got "
+                f"{values.shape[0]}"
+            )
+        if not np.array_equal(np.sort(rows), np.arange(m)):
             raise ValueError("Packed.verify: rows must name each row once")
-        expected_panels, words = panels_of(masks, cell=self.cell)
-        if not np.array_equal(np.diff(np.asarray(starts), prepend=0)[1:], words):
+        expected_panels, words = panels_of(jnp.asarray(masks), cell=self.cell)
+        if not np.array_equal(np.diff(starts, prepend=0)[1:], words):
             raise ValueError("Packed.verify: starts are not where the masks' words begin")
-        if not np.array_equal(np.asarray(panels), expected_panels):
+        if not np.array_equal(panels, expected_panels):
             raise ValueError("Packed.verify: panels are not what the masks read")
         return self
 
@@ -300,6 +341,37 @@ def _taken(values: jax.Array, sources: Any) -> jax.Array:
     numpy: Any = np if is_concrete(values, sources) else jnp
     values, sources = numpy.asarray(values), numpy.asarray(sources)
     return jnp.asarray(numpy.concatenate([values, numpy.zeros(1, values.dtype)])[sources])
+
+
+def check_shapes(operation: str, packed: Packed) -> None:
+    """Raises a ValueError, naming the array, unless all are of a matrix of the shape; any array."""
+    m, k = packed.shape
+    pieces = math.ceil(m / STRIP_ROWS) * packed.parts
+    count = math.ceil(k / (PANEL_COLUMNS * packed.parts))
+    integers = np.dtype(np.int32)
+    expected: dict[str, tuple[tuple[int | None, ...], tuple[Any, ...]]] = {
+        "rows": ((m,), (integers,)),  # first, as it tells most
+        "values": ((None, 2 * LANES), _DTYPES),
+        "masks": ((pieces, count * masks_of_panel(packed.cell), LANES), (np.dtype(np.uint32),)),
+        "starts": ((pieces + 1,), (integers,)),
+        "panels": ((pieces, count, 2), (integers,)),
+    }
+    for name, (shape, dtypes) in expected.items():
+        array = getattr(packed, name)
+        got = array.shape
+        if len(got) != len(shape) or any(
+            b not in (None, a) for a, b in zip(got, shape, strict=True)
+        ):
+            wanted = str(shape).replace("None", "w")
+            raise ValueError(
+                f"{operation}: {name} of a packed matrix {packed.shape} with cells of "
+                f"{packed.cell} in {packed.parts} parts must have shape {wanted}, got {got}"
+            )
+        if array.dtype not in dtypes:
+            raise ValueError(
+                f"{operation}: {name} of a packed matrix must be {' or '.join(map(str, dtypes))}, "
+                f"got {array.dtype}"
+            )
 
 
 def _flatten(packed: Packed) -> Any:

@@ -46,6 +46,88 @@ def test_state():
     again.weight.verify()
 
 
+def test_restored_to_an_abstract_layer(tmp_path):
+    ocp = pytest.importorskip("orbax.checkpoint")
+    _, packed = layers()
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "state", nnx.state(packed))
+    graphdef, target = nnx.split(nnx.eval_shape(lambda: nnx.clone(packed)))
+    with ocp.StandardCheckpointer() as checkpointer:
+        again = nnx.merge(graphdef, checkpointer.restore(tmp_path / "state", target))
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 300)), jnp.bfloat16)
+    np.testing.assert_array_equal(again(x), packed(x))
+    again.weight.verify()
+
+
+def test_state_of_another_layer():
+    """Of as many weights is right; of other sizes says which array does not fit."""
+    _, packed = layers()
+    same, wider = (
+        PackedLinear.from_sparse(
+            SparseLinear(300, n, sparsity=0.6, dtype=jnp.bfloat16, rngs=nnx.Rngs(1))
+        )
+        for n in (70, 100)
+    )
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 300)), jnp.bfloat16)
+    nnx.update(packed, nnx.state(same))
+    np.testing.assert_array_equal(packed(x), same(x))
+    nnx.update(packed, nnx.state(wider, PackedArray))
+    with pytest.raises(ValueError, match=r"PackedLinear: rows of .* \(70,\), got \(100,\)"):
+        packed(x)
+
+
+def test_saved_and_loaded(tmp_path):
+    def make_model(width=70):
+        rngs = nnx.Rngs(0)
+        return nnx.List(
+            [
+                nnx.Linear(300, width, dtype=jnp.bfloat16, rngs=rngs),
+                nnx.Linear(width, 5, rngs=rngs),
+                nnx.Linear(5, 3, rngs=rngs),
+            ]
+        )
+
+    model = make_model()
+    model[0] = layers()[1]
+    model[1] = SparseLinear.from_dense(model[1], sparsity=0.5)
+    pruning.save(tmp_path / "model", model)
+    sparse = make_model()
+    sparse[0] = layers()[0]
+    for make in (make_model, lambda: nnx.clone(model), lambda: nnx.clone(sparse)):
+        loaded = pruning.load(tmp_path / "model", make)
+        assert [type(layer) for layer in loaded] == [PackedLinear, SparseLinear, nnx.Linear]
+        jax.tree.map(np.testing.assert_array_equal, nnx.state(loaded), nnx.state(model))
+        x = jnp.ones((2, 300), jnp.bfloat16)
+        np.testing.assert_array_equal(loaded[0](x), model[0](x))
+    with pytest.raises(ValueError, match=r"load: at 0: .* rows of .* shape \(64,\), got \(70,\)"):
+        pruning.load(tmp_path / "model", lambda: make_model(64))
+    with pytest.raises(ValueError, match="load: make_model must make a Linear or SparseLinear or "):
+        pruning.load(tmp_path / "model", lambda: nnx.List([nnx.LayerNorm(3, rngs=nnx.Rngs(0))]))
+    model[0].masks[...] = model[0].masks[...] ^ 1
+    with pytest.raises(ValueError, match=r"save: at 0: Packed\.verify: "):
+        pruning.save(tmp_path / "damaged", model)
+
+
+def test_export():
+    """With an open number of rows, weights within the program or as its arguments."""
+    _, packed = layers()
+    (b,) = jax.export.symbolic_shape("b")
+    shape = jax.ShapeDtypeStruct((b, 300), jnp.bfloat16)
+    graphdef, state = nnx.split(packed)
+    pure = nnx.to_pure_dict(state)
+
+    def apply(pure, x):
+        blank = jax.tree.map(lambda leaf: leaf, state)
+        nnx.replace_by_pure_dict(blank, pure)
+        return nnx.merge(graphdef, blank)(x)
+
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((4, 300)), jnp.bfloat16)
+    for run, operands in ((lambda x: packed(x), ()), (apply, (pure,))):
+        exported = jax.export.export(jax.jit(run))(*operands, shape)
+        program = jax.export.deserialize(exported.serialize())
+        np.testing.assert_array_equal(program.call(*operands, x), packed(x))
+
+
 def test_gradients():
     """Of the inputs and the bias; weights are frozen."""
     sparse, packed = layers()

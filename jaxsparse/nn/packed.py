@@ -11,7 +11,7 @@ from flax import nnx
 from jaxsparse.csr import CSR
 from jaxsparse.nn.linear import SparseLinear, check_call
 from jaxsparse.ops.linear import linear
-from jaxsparse.packed import Packed
+from jaxsparse.packed import Packed, check_shapes
 
 
 class PackedArray(nnx.Variable[jax.Array]):
@@ -90,11 +90,17 @@ class PackedLinear(nnx.Module):
 
     @property
     def weight(self) -> Packed:
-        """The matrix (out_features, in_features)."""
+        """The matrix (out_features, in_features).
+
+        Raises:
+            ValueError: if a state of another layer was put in.
+        """
         arrays = (self.values, self.masks, self.starts, self.panels, self.rows)
         shape = (self.out_features, self.in_features)
         leaves = [array[...] for array in arrays]
-        return Packed(*leaves, None, None, shape=shape, cell=self.cell, parts=self.parts)
+        weight = Packed(*leaves, None, None, shape=shape, cell=self.cell, parts=self.parts)
+        check_shapes("PackedLinear", weight)  # a state may be that of another layer
+        return weight
 
     def __call__(self, inputs: jax.Array, out_sharding: Any = None) -> jax.Array:
         """Maps ``(..., in_features)`` to ``(..., out_features)``.
