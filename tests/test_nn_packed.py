@@ -175,10 +175,23 @@ def measured(monkeypatch, *microseconds):
     monkeypatch.setattr(timing, "measure_in_turns", measure)
 
 
+SLOWER, NOT_CLEARLY = "it would be slower", "it would not be clearly faster"
+
+
 @pytest.mark.parametrize(
-    "microseconds, now", [((3, 2, 1), "packed"), ((3, 1, 2), "sparse"), ((1, 3, 2), "dense")]
+    "microseconds, now, kept_dense, not_packed",
+    [
+        ((3, 2, 1), "packed", None, None),
+        ((3, 1, 2), "sparse", None, SLOWER),
+        ((3, 1.01, 1), "sparse", None, NOT_CLEARLY),
+        ((1, 3, 2), "dense", SLOWER, None),
+        ((1, 0.98, 0.99), "dense", NOT_CLEARLY, None),
+        ((1, 3, 0.98), "dense", NOT_CLEARLY, None),
+        # Neither is clearly faster than the other, but packed ones are than dense ones.
+        ((3, 2.9, 2.8), "packed", None, None),
+    ],
 )
-def test_sparsify_keeps_the_fastest(microseconds, now, monkeypatch):
+def test_sparsify_keeps_the_fastest(microseconds, now, kept_dense, not_packed, monkeypatch):
     measured(monkeypatch, *microseconds)
     model, x = pruned(jnp.bfloat16), jnp.ones((2, 300), jnp.bfloat16)
     result, table = pruning.sparsify(model, x, packed=True)
@@ -186,9 +199,51 @@ def test_sparsify_keeps_the_fastest(microseconds, now, monkeypatch):
     assert type(result) is expected
     (row,) = table.rows
     assert row["packed"] == (now == "packed")
+    assert (row["kept_dense"], row["not_packed"]) == (kept_dense, not_packed)
+    said = f"dense: {kept_dense}" if kept_dense else now
+    assert str(table).endswith(f"{said}; not packed: {not_packed}" if not_packed else said)
     assert row["packed_seconds"] == pytest.approx(1e-6 * microseconds[2])
     assert row["packed_bytes"] < row["sparse_bytes"] and "us packed" in str(table)
     np.testing.assert_allclose(*(np.asarray(m(x), np.float32) for m in (result, model)), atol=0.03)
+
+
+def test_sparsify_takes_the_rows_that_it_is_shown(monkeypatch):
+    """For a few rows packed weights may be faster where for many dense ones are."""
+
+    def measure(programs, **_):
+        rows = [jax.tree.leaves(program.operands()[1])[0].shape[0] for program in programs]
+        figures = (3, 2, 1) if rows[0] < 100 else (1, 2, 3)
+        return [timing.Timing(us, (us, us), (us, us), us, None, "wall", 1, 1) for us in figures]
+
+    monkeypatch.setattr(timing, "measure_in_turns", measure)
+    model = pruned(jnp.bfloat16)
+    for rows, expected in (2, PackedLinear), (200, nnx.Linear):
+        x = jnp.ones((rows, 300), jnp.bfloat16)
+        assert type(pruning.sparsify(model, x, packed=True)[0]) is expected
+
+
+def test_packed_projections(monkeypatch, tmp_path):
+    """Layers of several dimensions, as attention has them: packed, saved, loaded, dense again."""
+    measured(monkeypatch, 3, 2, 1)
+
+    def make_model():
+        options = {"dtype": jnp.bfloat16, "param_dtype": jnp.bfloat16, "rngs": nnx.Rngs(0)}
+        return nnx.LinearGeneral((4, 8), (2, 24), axis=(-2, -1), **options)
+
+    model, x = make_model(), jax.random.normal(jax.random.key(0), (3, 4, 8), jnp.bfloat16)
+    kernel = model.kernel[...]
+    model.kernel[...] = jnp.where(jnp.abs(kernel) > 0.1, kernel, 0)
+    result, table = pruning.sparsify(model, x, packed=True)
+    assert table.rows[0]["packed"] and type(result.linear) is PackedLinear
+    pruning.save(tmp_path / "model", result)
+    loaded = pruning.load(tmp_path / "model", make_model)
+    np.testing.assert_array_equal(loaded(x), result(x))
+    dense = pruning.densify(loaded)
+    assert type(dense) is nnx.LinearGeneral
+    np.testing.assert_array_equal(dense.kernel[...], model.kernel[...])
+    for each in result, dense:
+        got, expected = (np.asarray(m(x), np.float32) for m in (each, model))
+        np.testing.assert_allclose(got, expected, atol=0.05)
 
 
 def test_densify():
@@ -207,4 +262,6 @@ def test_sparsify_rounds_nothing_by_itself(monkeypatch):
     for dtype, packed in (None, True), (jnp.bfloat16, False):
         result, table = pruning.sparsify(pruned(dtype), jnp.ones((2, 300)), packed=packed)
         assert type(result) is SparseLinear and table.rows[0]["packed_bytes"] is None
-        assert "packed" not in str(table)
+        assert "KiB packed" not in str(table)
+        why = "it computes in float32, and packed weights have 16 bits" if packed else None
+        assert table.rows[0]["not_packed"] == why

@@ -276,11 +276,16 @@ def _with_sparse_layers(
     return with_layers(model, names, replacements)
 
 
+def _sizes_of(layer: Any) -> tuple[int, int]:
+    """All inputs and all outputs of a linear layer, of one dimension or several."""
+    sizes = [math.prod(np.atleast_1d(x)) for x in (layer.in_features, layer.out_features)]
+    return operator.index(sizes[0]), operator.index(sizes[1])
+
+
 def _sparse_linear(
     layer: Any, name: str, saved: Mapping[str, Any], arrays: Mapping[str, Any]
 ) -> SparseLinear:
-    sizes = [math.prod(np.atleast_1d(x)) for x in (layer.in_features, layer.out_features)]
-    in_features, out_features = map(operator.index, sizes)
+    in_features, out_features = _sizes_of(layer)
     place = f"{name}/topology".lstrip("/")
     topology = _topology(place, arrays.get(place))
     options = {option: getattr(layer, option) for option in LINEAR_OPTIONS}
@@ -299,7 +304,9 @@ def _sparse_linear(
 def _sparse_linear_general(
     layer: Any, name: str, saved: Mapping[str, Any], arrays: Mapping[str, Any]
 ) -> SparseLinearGeneral:
-    linear = _sparse_linear(layer, f"{name}/linear".lstrip("/"), saved, arrays)
+    place = f"{name}/linear".lstrip("/")
+    make = _packed_linear if f"{place}/masks" in arrays else _sparse_linear
+    linear = make(layer, place, saved, arrays)
     return SparseLinearGeneral(linear, layer.in_features, layer.out_features, axis=layer.axis)
 
 
@@ -309,7 +316,7 @@ def _packed_linear(
     at = {key: f"{name}/{key}".lstrip("/") for key in (*Packed.ARRAYS, "bias")}
     found = {key: arrays.get(place) for key, place in at.items()}
     try:
-        weight = Packed.from_arrays(found, (layer.out_features, layer.in_features))
+        weight = Packed.from_arrays(found, _sizes_of(layer)[::-1])
     except (TypeError, ValueError) as error:
         raise ValueError(f"load: at {name or 'the top'}: {error}") from error
     return PackedLinear(
