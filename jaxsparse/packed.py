@@ -20,6 +20,7 @@ from jaxsparse.ops.packed_places import (
     STRIP_ROWS,
     masks_of_panel,
     panels_of,
+    taken,
     unpacked,
 )
 from jaxsparse.ops.packed_unpack import written_out
@@ -134,13 +135,13 @@ class Packed:
         pieces, panels = starts.size - 1, math.ceil(k / (PANEL_COLUMNS * parts))
         sources = np.where(sources < 0, topology.nse, sources).reshape(-1, 2 * LANES)
         return cls(
-            _taken(values.astype(dtype), sources),
+            taken(values.astype(dtype), sources),
             jnp.asarray(masks.reshape(pieces, panels * masks_of_panel(cell), LANES)),
             jnp.asarray(starts),
             jnp.asarray(reads.reshape(pieces, panels, 2)),
             jnp.asarray(topology.pattern.row_order),
             jnp.asarray(sources) if trainable else None,
-            topology if trainable else None,
+            topology.with_transpose() if trainable else None,  # as gradients read it
             shape=topology.shape,
             cell=cell,
             parts=parts,
@@ -270,7 +271,7 @@ class Packed:
                 f"stored entry, got {values.shape}"
             )
         leaves = [getattr(self, name) for name in _LEAVES[1:]]
-        values = _taken(values.astype(self.dtype), self.sources)
+        values = taken(values.astype(self.dtype), self.sources)
         return Packed(values, *leaves, shape=self.shape, cell=self.cell, parts=self.parts)
 
     def verify(self) -> Packed:
@@ -334,13 +335,6 @@ def _parts_for(m: int, k: int, most: int) -> int:
         return waves * (panels * 128 * 12 + 1000) * (1 + 0.05 * math.log2(parts)) + 500 * parts
 
     return min(range(1, most + 1), key=clocks)
-
-
-def _taken(values: jax.Array, sources: Any) -> jax.Array:
-    """The value of each number, 0 behind the last one; on the host where all are known."""
-    numpy: Any = np if is_concrete(values, sources) else jnp
-    values, sources = numpy.asarray(values), numpy.asarray(sources)
-    return jnp.asarray(numpy.concatenate([values, numpy.zeros(1, values.dtype)])[sources])
 
 
 def check_shapes(operation: str, packed: Packed) -> None:
