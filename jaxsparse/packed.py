@@ -40,6 +40,10 @@ class Packed:
     lane of a GPU finds its own among them without asking others. ``packed @ x``, `jaxsparse.spmm`
     and `jaxsparse.linear` take one. Make it by :meth:`CSR.pack`, on the host, from a pattern that
     is known; it is for inference, and for weights that are used several times before they change.
+    Products are differentiable to any order, in x and in the numbers. Gradients of the numbers of a
+    trainable matrix are computed at its pattern alone (`jaxsparse.sddmm`); those of others take a
+    dense matrix (m, k) and are not 0 beside a pair's stored number, so train with
+    ``trainable=True``.
 
     A pytree: the arrays below are its leaves, so it goes through ``jax.jit``, checkpoints and
     ``jax.export``. On a CPU, and on a GPU for many columns, it is written out and multiplied by
@@ -153,9 +157,10 @@ class Packed:
 
         Args:
             arrays: ``values``, ``masks``, ``starts``, ``panels`` and ``rows`` by their names, of
-                the host or of a device. Arrays of any other name are left out, so that a trainable
-                matrix is none any more. They may be abstract (`jax.ShapeDtypeStruct`), as the
-                metadata of a file tell: then so is the matrix, for a target to restore to.
+                the host or of a device. They may be abstract (`jax.ShapeDtypeStruct`), as the
+                metadata of a file tell: then so is the matrix, for a target to restore to. With
+                ``sources`` and ``topology``, a `Topology`, it is trainable. Other names are left
+                out.
             shape: (m, k).
 
         Raises:
@@ -182,10 +187,14 @@ class Packed:
         steps = masks.shape[1] if masks.ndim == 3 else 0
         count = panels.shape[1] if panels.ndim == 3 else 0
         strips = math.ceil(shape[0] / STRIP_ROWS)
+        entries: Any = (arrays.get("sources"), arrays.get("topology"))
+        if any(x is None for x in entries):
+            entries = (None, None)
+        elif not abstract:
+            entries = (jnp.asarray(entries[0]), entries[1].with_transpose())
         packed = cls(
             *leaves,
-            None,
-            None,
+            *entries,
             shape=(int(shape[0]), int(shape[1])),
             cell=2 if steps and steps * 2 == count * 4 else 1,
             parts=max(masks.shape[0] // strips, 1) if strips and masks.ndim == 3 else 1,
@@ -300,6 +309,13 @@ class Packed:
             raise ValueError("Packed.verify: starts are not where the masks' words begin")
         if not np.array_equal(panels, expected_panels):
             raise ValueError("Packed.verify: panels are not what the masks read")
+        if self.sources is not None and self.topology is not None:
+            found = np.sort(np.asarray(self.sources), axis=None)
+            nnz, nse = int(self.topology.row_offsets[-1]), self.topology.nse
+            if not np.array_equal(found[:nnz], np.arange(nnz)) or (found[nnz:] != nse).any():
+                raise ValueError(
+                    f"Packed.verify: sources must name each of {nnz} entries once, and {nse} else"
+                )
         return self
 
     # ---- Products ----
@@ -350,6 +366,13 @@ def check_shapes(operation: str, packed: Packed) -> None:
         "starts": ((pieces + 1,), (integers,)),
         "panels": ((pieces, count, 2), (integers,)),
     }
+    if packed.sources is not None and packed.topology is not None:
+        expected["sources"] = (packed.values.shape, (integers,))
+        if packed.topology.shape != packed.shape:
+            raise ValueError(
+                f"{operation}: topology of a packed matrix {packed.shape} must have that shape, "
+                f"got {packed.topology.shape}"
+            )
     for name, (shape, dtypes) in expected.items():
         array = getattr(packed, name)
         got = array.shape

@@ -5,11 +5,13 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 
-from jaxsparse import pruning, timing
+from jaxsparse import CSR, pruning, timing
 from jaxsparse.nn import PackedArray, PackedLinear, SparseLinear
+from jaxsparse.ops.packed_places import taken
 
 
 def layers(**options):
@@ -144,6 +146,48 @@ def test_gradients():
     np.testing.assert_allclose(
         *(np.asarray(z, np.float32) for z in (of_x, of_x_expected)), atol=0.05
     )
+
+
+@pytest.mark.parametrize("cell", [1, 2])
+def test_trained(cell, tmp_path):
+    """As the sparse layer would be; what was pruned stays 0, also with momentum and decay."""
+    sparse, _ = layers()
+    weight = sparse.weight.pack(jnp.bfloat16, cell=cell, trainable=True)
+    packed = PackedLinear(weight, bias=sparse.bias[...])
+    assert set(nnx.state(packed, nnx.Param)) == {"bias", "values"}
+    x = jnp.asarray(np.random.default_rng(1).standard_normal((4, 300)), jnp.bfloat16)
+
+    def loss(layer, x):
+        return jnp.sum(jnp.sin(layer(x).astype(jnp.float32)))
+
+    got, expected = (nnx.grad(loss)(layer, x) for layer in (packed, sparse))
+    of_entries = taken(jnp.asarray(expected["values"][...]), weight.sources)
+    np.testing.assert_allclose(
+        *(np.asarray(z, np.float32) for z in (got["values"][...], of_entries)), atol=0.1
+    )
+    optimizer = nnx.Optimizer(packed, optax.adamw(1e-2, weight_decay=0.1), wrt=nnx.Param)
+    step = nnx.jit(lambda m, o: o.update(m, nnx.grad(loss)(m, x)))
+    before = float(loss(packed, x))
+    for _ in range(10):
+        step(packed, optimizer)
+    assert float(loss(packed, x)) < before - 1
+    back = CSR.from_packed(packed.weight)
+    assert back.nse == sparse.weight.nse and (back.values != sparse.weight.values).any()
+    padding = np.asarray(weight.sources) == weight.topology.nse
+    assert padding.any() and not np.asarray(packed.values[...])[padding].any()
+    pruning.save(tmp_path / "model", packed)
+    loaded = pruning.load(tmp_path / "model", lambda: nnx.Linear(300, 70, rngs=nnx.Rngs(0)))
+    np.testing.assert_array_equal(loaded(x), packed(x))
+    assert set(nnx.state(loaded, nnx.Param)) == {"bias", "values"}
+    assert type(pruning.densify(packed)) is nnx.Linear
+
+
+def test_trainable_by_name():
+    sparse, packed = layers()
+    trainable = PackedLinear.from_sparse(sparse, trainable=True)
+    np.testing.assert_array_equal(trainable.weight.todense(), packed.weight.todense())
+    with pytest.raises(ValueError, match="trainable=True"):
+        packed.weight.repack(sparse.values[...])
 
 
 def test_errors():

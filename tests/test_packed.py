@@ -185,10 +185,11 @@ def damaged(packed, name, change):
         ("panels", lambda x: x[:, :-1]),
         ("panels", lambda x: x + 1),
         ("rows", lambda x: x * 0),
+        ("sources", lambda x: x + 1),
     ],
 )
 def test_verify(name, change):
-    packed = random_matrix(PATTERNS["uneven"]()).pack()
+    packed = random_matrix(PATTERNS["uneven"]()).pack(trainable=True)
     with pytest.raises(ValueError, match=r"Packed\.verify: "):
         damaged(packed, name, change).verify()
 

@@ -313,8 +313,11 @@ def _sparse_linear_general(
 def _packed_linear(
     layer: Any, name: str, saved: Mapping[str, Any], arrays: Mapping[str, Any]
 ) -> PackedLinear:
-    at = {key: f"{name}/{key}".lstrip("/") for key in (*Packed.ARRAYS, "bias")}
+    keys = (*Packed.ARRAYS, "bias", "sources", "topology")
+    at = {key: f"{name}/{key}".lstrip("/") for key in keys}
     found = {key: arrays.get(place) for key, place in at.items()}
+    if found["topology"] is not None:
+        found["topology"] = _topology(at["topology"], found["topology"])
     try:
         weight = Packed.from_arrays(found, _sizes_of(layer)[::-1])
     except (TypeError, ValueError) as error:
