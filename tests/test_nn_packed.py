@@ -251,6 +251,17 @@ def test_sparsify_keeps_the_fastest(microseconds, now, kept_dense, not_packed, m
     np.testing.assert_allclose(*(np.asarray(m(x), np.float32) for m in (result, model)), atol=0.03)
 
 
+def test_plot_has_packed_layers(monkeypatch):
+    pytest.importorskip("matplotlib").use("agg")
+    plt = pytest.importorskip("matplotlib.pyplot")
+    measured(monkeypatch, 3, 2, 1)
+    x = jnp.ones((2, 300), jnp.bfloat16)
+    _, table = pruning.sparsify(pruned(jnp.bfloat16), x, packed=True)
+    _, ax = table.plot()
+    np.testing.assert_allclose([patch.get_width() for patch in ax.patches], [3, 2, 1])
+    plt.close("all")
+
+
 def test_sparsify_takes_the_rows_that_it_is_shown(monkeypatch):
     """For a few rows packed weights may be faster where for many dense ones are."""
 

@@ -146,7 +146,9 @@ class SparsityTable:
         return f"SparsityTable({len(self)} layers)"
 
     def plot(self, *, axes: Any = None) -> Any:
-        """Draws bytes and times, dense beside sparse, with matplotlib; returns the two axes.
+        """Draws bytes and times of dense, sparse and packed layers side by side, with matplotlib.
+
+        Returns the two axes. Packed ones are there if any was tried.
 
         Args:
             axes: two axes to draw into, by default those of a new figure.
@@ -161,18 +163,22 @@ class SparsityTable:
                 "SparsityTable.plot: needs matplotlib, install it with: pip install matplotlib"
             ) from error
         if axes is None:
-            height = 1.2 + 0.4 * len(self)
-            _, axes = plt.subplots(1, 2, sharey=True, figsize=(9, height), layout="constrained")
+            size = (9, 1.2 + 0.4 * len(self))
+            _, axes = plt.subplots(1, 2, sharey=True, figsize=size, layout="constrained")
         panels = (("KiB", "bytes", 1 / 1024), ("microseconds a call", "seconds", 1e6))
+        tried = any(report.packed_bytes is not None for report in self._reports)
+        forms = ("dense", "sparse", "packed")[: 2 + tried]
+        height = 0.8 / len(forms)
         for ax, (label, quantity, scale) in zip(axes, panels, strict=True):
-            for offset, form in (-0.2, "dense"), (0.2, "sparse"):
+            for i, form in enumerate(forms):
+                offset = (i - (len(forms) - 1) / 2) * height
                 measured = [
                     (place + offset, scale * value)
                     for place, row in enumerate(self.rows)
                     if (value := row[f"{form}_{quantity}"]) is not None
                 ]
                 places, values = zip(*measured, strict=True) if measured else ((), ())
-                ax.barh(places, values, height=0.4, label=form)
+                ax.barh(places, values, height=height, label=form)
             ax.set_xlabel(label)
         labels = [row.path or "(model)" for row in self._reports]
         axes[0].set_yticks(range(len(labels)), labels)
