@@ -229,8 +229,8 @@ def test_shapes_are_those_of_the_model() -> None:
 
 def test_forms_of_shapes_compute_the_same() -> None:
     decoder = shapes.Decoder(layers=2, hidden=48, filter=80)
-    csr = {name: shapes.random_csr(s, 0.6, (0, i))
-           for i, (name, s) in enumerate(decoder.matrices.items())}  # fmt: skip
+    matrices = enumerate(decoder.matrices.items())
+    csr = {name: shapes.random_csr(shape, 0.6, i) for i, (name, shape) in matrices}
     x = jnp.asarray(np.random.default_rng(3).standard_normal((2, 48)), jnp.bfloat16)
     forms = (
         csr,

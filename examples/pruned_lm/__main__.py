@@ -6,7 +6,7 @@ same start, on the same batches: dense at first, then pruned along the polynomia
 predicts the held-out text and decodes a whole context, one token after the other, with a cache of
 keys and values; the table has perplexity, tokens per second and bytes.
 
-    python -m examples.pruned_lm                                  # a few minutes on two cores
+    python -m examples.pruned_lm                                  # several minutes on two cores
     python -m examples.pruned_lm --data wiki.train.tokens --preset gpu
     python -m examples.pruned_lm --shapes llama-7b                # speed alone, no training
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -53,10 +52,11 @@ class Decoder(NamedTuple):
 
 SHAPES = {"llama-7b": Decoder(layers=32, hidden=4096, filter=11008)}
 
+Shape = tuple[int, int]  # Outputs and inputs of a matrix.
 Layer = dict[str, Any]  # The matrices of a layer by their names, in one form.
 
 
-def random_csr(shape: tuple[int, int], sparsity: float, seed: tuple[int, ...]) -> CSR:
+def random_csr(shape: tuple[int, int], sparsity: float, seed: int) -> CSR:
     """A random matrix, for inference, whose products have the variance of what comes in."""
     rng = np.random.default_rng(seed)
     mask = rng.random(shape, np.float32) >= sparsity
@@ -67,7 +67,7 @@ def random_csr(shape: tuple[int, int], sparsity: float, seed: tuple[int, ...]) -
     return CSR(jnp.asarray(values, DTYPE), topology)
 
 
-def random_dense(shape: tuple[int, int], seed: tuple[int, ...]) -> Array:
+def random_dense(shape: tuple[int, int], seed: int) -> Array:
     """The same without zeros, (inputs, outputs)."""
     rng = np.random.default_rng(seed)
     return jnp.asarray(rng.standard_normal(shape[::-1], np.float32) / np.sqrt(shape[1]), DTYPE)
@@ -106,12 +106,18 @@ def decode(layers: list[Layer], x: Array, steps: int) -> Array:
     return jax.lax.scan(step, x, length=steps)[0]
 
 
-def measure(first: Layer, decoder: Decoder, args: argparse.Namespace) -> dict[str, Any]:
-    """The time of a step and the bytes of all layers, each a copy of the first one.
+def measure(
+    of_shape: dict[Shape, Any], decoder: Decoder, args: argparse.Namespace
+) -> dict[str, Any]:
+    """The time of a step and the bytes of all layers.
 
-    Their weights are equal, but stand in memory of their own: none is read from a cache.
+    Matrices of a shape are copies: their weights are equal, but stand in memory of their own, so
+    that none is read from a cache.
     """
-    layers = [first, *(jax.tree.map(jnp.copy, first) for _ in range(decoder.layers - 1))]
+    layers = [
+        {name: jax.tree.map(jnp.copy, of_shape[shape]) for name, shape in decoder.matrices.items()}
+        for _ in range(decoder.layers)
+    ]
     rng = np.random.default_rng(args.seed)
     x = jnp.asarray(rng.standard_normal((args.decode_batch, decoder.hidden)), DTYPE)
     seconds = median_seconds(lambda: decode(layers, x, args.decode_steps), TIMED_CALLS)
@@ -128,35 +134,23 @@ def measure_shapes(args: argparse.Namespace) -> list[dict[str, Any]]:
     decoder = SHAPES[args.shapes]
     if args.decoder_layers is not None:
         decoder = decoder._replace(layers=args.decoder_layers)
+    shapes = dict.fromkeys(decoder.matrices.values())
     sparsities = sorted(x for x in args.sparsities if x)
-    forms: list[tuple[float, str, Callable[[CSR], CSR | Packed]]] = [
-        (sparsity, name, make)
-        for sparsity in sparsities
-        for name, make in (("CSR", lambda a: a), ("packed", CSR.pack))
-    ]
     results = []
     with (
         memory_errors(f"decoding with the shapes of {args.shapes}", "--decoder-layers"),
-        progress_bar(0, 1 + len(forms), args.quiet, args.shapes) as bar,
+        progress_bar(0, 1 + 2 * len(sparsities), args.quiet, args.shapes) as bar,
     ):
-        places = enumerate(decoder.matrices.items())
-        dense = {name: random_dense(shape, (args.seed, i)) for i, (name, shape) in places}
-        results.append({"sparsity": 0.0, "form": "dense"} | measure(dense, decoder, args))
-        del dense
-        bar.update()
-        made: tuple[float, dict[str, CSR]] = (0.0, {})
-        for sparsity, form, make in forms:
-            if made[0] != sparsity:
-                places = enumerate(decoder.matrices.items())
-                made = (
-                    sparsity,
-                    {
-                        name: random_csr(shape, sparsity, (args.seed, i, round(1e6 * sparsity)))
-                        for i, (name, shape) in places
-                    },
-                )
-            layer = {name: make(a) for name, a in made[1].items()}
-            result = measure(layer, decoder, args)
-            results.append({"sparsity": sparsity, "form": form} | result)
+
+        def record(sparsity: float, form: str, of_shape: dict[Shape, Any]) -> None:
+            about = {"products": decoder.products, "weights": decoder.weights}
+            about |= {"sparsity": sparsity, "form": form}
+            results.append(about | measure(of_shape, decoder, args))
             bar.update()
-    return [{"products": decoder.products, "weights": decoder.weights} | x for x in results]
+
+        record(0.0, "dense", {shape: random_dense(shape, args.seed) for shape in shapes})
+        for sparsity in sparsities:
+            matrices = {shape: random_csr(shape, sparsity, args.seed) for shape in shapes}
+            record(sparsity, "CSR", matrices)
+            record(sparsity, "packed", {shape: a.pack() for shape, a in matrices.items()})
+    return results
