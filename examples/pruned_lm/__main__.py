@@ -172,7 +172,7 @@ def run_training(args: argparse.Namespace) -> None:
         print(f"device: {device.device_kind}\ndata: {corpus.description}", flush=True)
     models = []
     for sparsity, saved in zip(args.sparsities, checkpoints, strict=True):
-        with memory_errors(f"training the model of {name_of(sparsity)}", MEMORY_OPTIONS):
+        with memory_errors(f"a model of sparsity {sparsity:g}", MEMORY_OPTIONS):
             models.append(result_of(sparsity, corpus, windows, prompt, saved, args))
     about = describe(to_json(args), [device]) | {"text": corpus.identity}
     write_json(args.output / "metrics.json", about | {"models": models})
