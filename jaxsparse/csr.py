@@ -347,8 +347,9 @@ class CSR:
                 matrices that are more than 82 % sparse.
             parts: into how many the columns are cut, at most 8; by default what lets the blocks of
                 an H200 end together.
-            trainable: whether to keep the pattern, and where each number comes from, so that
-                `Packed.repack` takes other values.
+            trainable: whether to keep the pattern, and where each number comes from: for
+                `Packed.repack`, and for gradients of the numbers at the pattern alone. That takes
+                several times the bytes of the numbers.
 
         Raises:
             ValueError: if the pattern is traced, a batch of patterns, or stores a column of a row

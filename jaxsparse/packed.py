@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ from jaxsparse.ops.packed_places import (
     STRIP_ROWS,
     masks_of_panel,
     panels_of,
+    taken,
     unpacked,
 )
 from jaxsparse.ops.packed_unpack import written_out
@@ -38,6 +40,10 @@ class Packed:
     lane of a GPU finds its own among them without asking others. ``packed @ x``, `jaxsparse.spmm`
     and `jaxsparse.linear` take one. Make it by :meth:`CSR.pack`, on the host, from a pattern that
     is known; it is for inference, and for weights that are used several times before they change.
+    Products are differentiable to any order, in x and in the numbers. Gradients of the numbers of a
+    trainable matrix are computed at its pattern alone (`jaxsparse.sddmm`); those of others take a
+    dense matrix (m, k) and are not 0 beside a pair's stored number, so train with
+    ``trainable=True``.
 
     A pytree: the arrays below are its leaves, so it goes through ``jax.jit``, checkpoints and
     ``jax.export``. On a CPU, and on a GPU for many columns, it is written out and multiplied by
@@ -74,6 +80,7 @@ class Packed:
     cell: int
     parts: int
 
+    ARRAYS = _ARRAYS
     __slots__ = (*_LEAVES, "cell", "parts", "shape")
     __array_ufunc__ = None  # NumPy arrays leave `x @ packed` to this class
 
@@ -132,17 +139,68 @@ class Packed:
         pieces, panels = starts.size - 1, math.ceil(k / (PANEL_COLUMNS * parts))
         sources = np.where(sources < 0, topology.nse, sources).reshape(-1, 2 * LANES)
         return cls(
-            _taken(values.astype(dtype), sources),
+            taken(values.astype(dtype), sources),
             jnp.asarray(masks.reshape(pieces, panels * masks_of_panel(cell), LANES)),
             jnp.asarray(starts),
             jnp.asarray(reads.reshape(pieces, panels, 2)),
             jnp.asarray(topology.pattern.row_order),
             jnp.asarray(sources) if trainable else None,
-            topology if trainable else None,
+            topology.with_transpose() if trainable else None,  # as gradients read it
             shape=topology.shape,
             cell=cell,
             parts=parts,
         )
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Any], shape: tuple[int, int]) -> Packed:
+        """Puts arrays together that were one, as a checkpoint library gives them back.
+
+        Args:
+            arrays: ``values``, ``masks``, ``starts``, ``panels`` and ``rows`` by their names, of
+                the host or of a device. They may be abstract (`jax.ShapeDtypeStruct`), as the
+                metadata of a file tell: then so is the matrix, for a target to restore to. With
+                ``sources`` and ``topology``, a `Topology`, it is trainable. Other names are left
+                out.
+            shape: (m, k).
+
+        Raises:
+            TypeError: if one is missing.
+            ValueError: if they do not belong together, or to a matrix of that shape.
+
+        >>> import jax.numpy as jnp
+        >>> from jaxsparse import CSR
+        >>> packed = CSR.fromdense(jnp.eye(3, dtype=jnp.bfloat16)).pack()
+        >>> saved = {name: getattr(packed, name) for name in packed.ARRAYS}
+        >>> Packed.from_arrays(saved, (3, 3)).shape
+        (3, 3)
+        """
+        if missing := [name for name in _ARRAYS if arrays.get(name) is None]:
+            raise TypeError(
+                f"Packed.from_arrays: needs {', '.join(_ARRAYS)}, got none of {', '.join(missing)}"
+            )
+        leaves = [arrays[name] for name in _ARRAYS]
+        abstract = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
+        if not abstract:
+            leaves = [jnp.asarray(leaf) for leaf in leaves]
+        _, masks, _, panels, _ = leaves
+        # Of the form of a matrix that fits; what does not is found by the checks.
+        steps = masks.shape[1] if masks.ndim == 3 else 0
+        count = panels.shape[1] if panels.ndim == 3 else 0
+        strips = math.ceil(shape[0] / STRIP_ROWS)
+        entries: Any = (arrays.get("sources"), arrays.get("topology"))
+        if any(x is None for x in entries):
+            entries = (None, None)
+        elif not abstract:
+            entries = (jnp.asarray(entries[0]), entries[1].with_transpose())
+        packed = cls(
+            *leaves,
+            *entries,
+            shape=(int(shape[0]), int(shape[1])),
+            cell=2 if steps and steps * 2 == count * 4 else 1,
+            parts=max(masks.shape[0] // strips, 1) if strips and masks.ndim == 3 else 1,
+        )
+        check_shapes("Packed.from_arrays", packed)
+        return packed if abstract or not is_concrete(*leaves) else packed.verify()
 
     # ---- What it is ----
 
@@ -222,7 +280,7 @@ class Packed:
                 f"stored entry, got {values.shape}"
             )
         leaves = [getattr(self, name) for name in _LEAVES[1:]]
-        values = _taken(values.astype(self.dtype), self.sources)
+        values = taken(values.astype(self.dtype), self.sources)
         return Packed(values, *leaves, shape=self.shape, cell=self.cell, parts=self.parts)
 
     def verify(self) -> Packed:
@@ -236,28 +294,28 @@ class Packed:
         arrays = [getattr(self, name) for name in _ARRAYS]
         if not is_concrete(*arrays):
             raise ValueError("Packed.verify: needs concrete arrays, got traced ones")
-        m, k = self.shape
-        _, masks, starts, panels, rows = arrays
-        pieces = math.ceil(m / STRIP_ROWS) * self.parts
-        count = math.ceil(k / (PANEL_COLUMNS * self.parts))
-        expected = {
-            "values": (int(np.asarray(starts)[-1]) if starts.size else 0, 2 * LANES),
-            "masks": (pieces, count * masks_of_panel(self.cell), LANES),
-            "starts": (pieces + 1,),
-            "panels": (pieces, count, 2),
-            "rows": (m,),
-        }
-        for name, shape in expected.items():
-            got = getattr(self, name).shape
-            if got != shape:
-                raise ValueError(f"Packed.verify: {name} must have shape {shape}, got {got}")
-        if not np.array_equal(np.sort(np.asarray(rows)), np.arange(m)):
+        check_shapes("Packed.verify", self)
+        values, masks, starts, panels, rows = map(np.asarray, arrays)
+        m = self.shape[0]
+        if values.shape[0] != starts[-1]:
+            raise ValueError(
+                f"Packed.verify: values must have {starts[-1]} rows, as starts say, got "
+                f"{values.shape[0]}"
+            )
+        if not np.array_equal(np.sort(rows), np.arange(m)):
             raise ValueError("Packed.verify: rows must name each row once")
-        expected_panels, words = panels_of(masks, cell=self.cell)
-        if not np.array_equal(np.diff(np.asarray(starts), prepend=0)[1:], words):
+        expected_panels, words = panels_of(jnp.asarray(masks), cell=self.cell)
+        if not np.array_equal(np.diff(starts, prepend=0)[1:], words):
             raise ValueError("Packed.verify: starts are not where the masks' words begin")
-        if not np.array_equal(np.asarray(panels), expected_panels):
+        if not np.array_equal(panels, expected_panels):
             raise ValueError("Packed.verify: panels are not what the masks read")
+        if self.sources is not None and self.topology is not None:
+            found = np.sort(np.asarray(self.sources), axis=None)
+            nnz, nse = int(self.topology.row_offsets[-1]), self.topology.nse
+            if not np.array_equal(found[:nnz], np.arange(nnz)) or (found[nnz:] != nse).any():
+                raise ValueError(
+                    f"Packed.verify: sources must name each of {nnz} entries once, and {nse} else"
+                )
         return self
 
     # ---- Products ----
@@ -295,11 +353,42 @@ def _parts_for(m: int, k: int, most: int) -> int:
     return min(range(1, most + 1), key=clocks)
 
 
-def _taken(values: jax.Array, sources: Any) -> jax.Array:
-    """The value of each number, 0 behind the last one; on the host where all are known."""
-    numpy: Any = np if is_concrete(values, sources) else jnp
-    values, sources = numpy.asarray(values), numpy.asarray(sources)
-    return jnp.asarray(numpy.concatenate([values, numpy.zeros(1, values.dtype)])[sources])
+def check_shapes(operation: str, packed: Packed) -> None:
+    """Raises a ValueError, naming the array, unless all are of a matrix of the shape; any array."""
+    m, k = packed.shape
+    pieces = math.ceil(m / STRIP_ROWS) * packed.parts
+    count = math.ceil(k / (PANEL_COLUMNS * packed.parts))
+    integers = np.dtype(np.int32)
+    expected: dict[str, tuple[tuple[int | None, ...], tuple[Any, ...]]] = {
+        "rows": ((m,), (integers,)),  # first, as it tells most
+        "values": ((None, 2 * LANES), _DTYPES),
+        "masks": ((pieces, count * masks_of_panel(packed.cell), LANES), (np.dtype(np.uint32),)),
+        "starts": ((pieces + 1,), (integers,)),
+        "panels": ((pieces, count, 2), (integers,)),
+    }
+    if packed.sources is not None and packed.topology is not None:
+        expected["sources"] = (packed.values.shape, (integers,))
+        if packed.topology.shape != packed.shape:
+            raise ValueError(
+                f"{operation}: topology of a packed matrix {packed.shape} must have that shape, "
+                f"got {packed.topology.shape}"
+            )
+    for name, (shape, dtypes) in expected.items():
+        array = getattr(packed, name)
+        got = array.shape
+        if len(got) != len(shape) or any(
+            b not in (None, a) for a, b in zip(got, shape, strict=True)
+        ):
+            wanted = str(shape).replace("None", "w")
+            raise ValueError(
+                f"{operation}: {name} of a packed matrix {packed.shape} with cells of "
+                f"{packed.cell} in {packed.parts} parts must have shape {wanted}, got {got}"
+            )
+        if array.dtype not in dtypes:
+            raise ValueError(
+                f"{operation}: {name} of a packed matrix must be {' or '.join(map(str, dtypes))}, "
+                f"got {array.dtype}"
+            )
 
 
 def _flatten(packed: Packed) -> Any:

@@ -18,8 +18,8 @@ for package in ("flax", "matplotlib", "optax", "orbax.checkpoint", "tqdm"):
 from examples.char_rnn.__main__ import parse_args  # noqa: E402
 from examples.char_rnn.model import Hidden  # noqa: E402
 from examples.char_rnn.options import load_corpus  # noqa: E402
-from examples.char_rnn.text import Passage, Windows  # noqa: E402
 from examples.char_rnn.training import TextTrainer  # noqa: E402
+from examples.char_rnn.windows import Passage, Windows  # noqa: E402
 
 TINY = ["--embedding=8", "--batch=4", "--length=8", "--sample-length=20", "--epochs=4"]
 TINY += ["--steps-per-epoch=6", "--eval-every=7", "--checkpoint-every=10", "--held-out=0.1"]

@@ -23,10 +23,11 @@ from char_rnn_problems import (
 from flax import nnx
 from program_runs import assert_stops, metrics_of, printed_by, saved_state
 
-from examples.char_rnn import text
 from examples.char_rnn.__main__ import main, parse_args
 from examples.char_rnn.model import CharRNN, Hidden, gather, sample, scatter
 from examples.char_rnn.options import load_corpus, parse_hidden, training_options
+from examples.char_rnn.windows import SCORING_LENGTH, SCORING_STREAMS, Passage, Windows
+from examples.common import text
 from examples.common.errors import UserError
 
 RUN = [*TINY, "--hidden=16:0.25"]
@@ -238,7 +239,7 @@ def test_default_text_is_english() -> None:
 
 def test_windows_follow_each_other() -> None:
     tokens = np.arange(50)
-    windows = text.Windows(tokens, batch=3, length=5)
+    windows = Windows(tokens, batch=3, length=5)
     assert windows.count == 3
     for index in range(5):
         window = windows[index]
@@ -246,20 +247,20 @@ def test_windows_follow_each_other() -> None:
         start = 16 * np.arange(3)[:, None] + 5 * (index % 3)
         np.testing.assert_array_equal(window["inputs"], start + np.arange(5))
         np.testing.assert_array_equal(window["targets"], window["inputs"] + 1)
-    assert text.Windows(np.arange(3 * 5 + 1), batch=3, length=5).count == 1
+    assert Windows(np.arange(3 * 5 + 1), batch=3, length=5).count == 1
 
 
 @pytest.mark.parametrize("size", [1, 511, 512, 513, 2000])
 def test_passage_has_each_token_as_a_target_once(size: int) -> None:
     tokens = np.arange(1, size + 1)
-    passage = text.Passage(np.array([7]), tokens)
+    passage = Passage(np.array([7]), tokens)
     windows = [passage.windows[i] for i in range(passage.windows.count)]
     targets = [x["targets"] for x in windows]
     np.testing.assert_array_equal(np.concatenate(targets, 1).ravel()[:size], tokens)
     inputs = np.concatenate([x["inputs"] for x in windows], 1).ravel()[:size]
     np.testing.assert_array_equal(inputs, [7, *tokens[:-1]])
     assert passage.mean(targets) == tokens.mean()
-    assert {x.shape for x in targets} == {(text.SCORING_STREAMS, text.SCORING_LENGTH)}
+    assert {x.shape for x in targets} == {(SCORING_STREAMS, SCORING_LENGTH)}
 
 
 def test_score_is_of_the_same_text_for_any_batch_and_length(book: Path) -> None:

@@ -17,7 +17,6 @@ LONG = {
     "jaxsparse/csr.py": "one class, which answers all that Python and NumPy ask of an array",
     "jaxsparse/nn/cells.py": "cells, which users read beside one another",
     "tests/test_bench.py": "one command: its options, its runs, its comparisons",
-    "tests/test_example_sparse_transformer.py": "one program: its options, data, model, pictures",
     "tests/test_explain.py": "one function: every operation and device, every reason for no kernel",
     "tests/test_masks.py": "each kind of mask, by the same checks",
     "tests/test_matmul.py": "spmm and sddmm on the same problems: each is the other's derivative",

@@ -39,6 +39,7 @@ from PIL import Image
 from examples.common.checkpoint import Checkpoints, Progress
 from examples.common.errors import OutOfMemoryError, UserError
 from examples.common.interruption import Interrupted, stop_request
+from examples.common.transformer import dense_attention
 from examples.sparse_transformer import training
 from examples.sparse_transformer.__main__ import (
     is_papers_model,
@@ -48,7 +49,7 @@ from examples.sparse_transformer.__main__ import (
     runs_of,
 )
 from examples.sparse_transformer.drawing import table
-from examples.sparse_transformer.model import Transformer, dense_attention
+from examples.sparse_transformer.model import Transformer
 from examples.sparse_transformer.training import ImageTrainer, State, choose_devices, peak_bytes
 from experiments import sparse_transformer as study
 from jaxsparse.nn import SparseAttention

@@ -5,11 +5,13 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 
-from jaxsparse import pruning, timing
+from jaxsparse import CSR, pruning, timing
 from jaxsparse.nn import PackedArray, PackedLinear, SparseLinear
+from jaxsparse.ops.packed_places import taken
 
 
 def layers(**options):
@@ -46,6 +48,88 @@ def test_state():
     again.weight.verify()
 
 
+def test_restored_to_an_abstract_layer(tmp_path):
+    ocp = pytest.importorskip("orbax.checkpoint")
+    _, packed = layers()
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "state", nnx.state(packed))
+    graphdef, target = nnx.split(nnx.eval_shape(lambda: nnx.clone(packed)))
+    with ocp.StandardCheckpointer() as checkpointer:
+        again = nnx.merge(graphdef, checkpointer.restore(tmp_path / "state", target))
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 300)), jnp.bfloat16)
+    np.testing.assert_array_equal(again(x), packed(x))
+    again.weight.verify()
+
+
+def test_state_of_another_layer():
+    """Of as many weights is right; of other sizes says which array does not fit."""
+    _, packed = layers()
+    same, wider = (
+        PackedLinear.from_sparse(
+            SparseLinear(300, n, sparsity=0.6, dtype=jnp.bfloat16, rngs=nnx.Rngs(1))
+        )
+        for n in (70, 100)
+    )
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 300)), jnp.bfloat16)
+    nnx.update(packed, nnx.state(same))
+    np.testing.assert_array_equal(packed(x), same(x))
+    nnx.update(packed, nnx.state(wider, PackedArray))
+    with pytest.raises(ValueError, match=r"PackedLinear: rows of .* \(70,\), got \(100,\)"):
+        packed(x)
+
+
+def test_saved_and_loaded(tmp_path):
+    def make_model(width=70):
+        rngs = nnx.Rngs(0)
+        return nnx.List(
+            [
+                nnx.Linear(300, width, dtype=jnp.bfloat16, rngs=rngs),
+                nnx.Linear(width, 5, rngs=rngs),
+                nnx.Linear(5, 3, rngs=rngs),
+            ]
+        )
+
+    model = make_model()
+    model[0] = layers()[1]
+    model[1] = SparseLinear.from_dense(model[1], sparsity=0.5)
+    pruning.save(tmp_path / "model", model)
+    sparse = make_model()
+    sparse[0] = layers()[0]
+    for make in (make_model, lambda: nnx.clone(model), lambda: nnx.clone(sparse)):
+        loaded = pruning.load(tmp_path / "model", make)
+        assert [type(layer) for layer in loaded] == [PackedLinear, SparseLinear, nnx.Linear]
+        jax.tree.map(np.testing.assert_array_equal, nnx.state(loaded), nnx.state(model))
+        x = jnp.ones((2, 300), jnp.bfloat16)
+        np.testing.assert_array_equal(loaded[0](x), model[0](x))
+    with pytest.raises(ValueError, match=r"load: at 0: .* rows of .* shape \(64,\), got \(70,\)"):
+        pruning.load(tmp_path / "model", lambda: make_model(64))
+    with pytest.raises(ValueError, match="load: make_model must make a Linear or SparseLinear or "):
+        pruning.load(tmp_path / "model", lambda: nnx.List([nnx.LayerNorm(3, rngs=nnx.Rngs(0))]))
+    model[0].masks[...] = model[0].masks[...] ^ 1
+    with pytest.raises(ValueError, match=r"save: at 0: Packed\.verify: "):
+        pruning.save(tmp_path / "damaged", model)
+
+
+def test_export():
+    """With an open number of rows, weights within the program or as its arguments."""
+    _, packed = layers()
+    (b,) = jax.export.symbolic_shape("b")
+    shape = jax.ShapeDtypeStruct((b, 300), jnp.bfloat16)
+    graphdef, state = nnx.split(packed)
+    pure = nnx.to_pure_dict(state)
+
+    def apply(pure, x):
+        blank = jax.tree.map(lambda leaf: leaf, state)
+        nnx.replace_by_pure_dict(blank, pure)
+        return nnx.merge(graphdef, blank)(x)
+
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((4, 300)), jnp.bfloat16)
+    for run, operands in ((lambda x: packed(x), ()), (apply, (pure,))):
+        exported = jax.export.export(jax.jit(run))(*operands, shape)
+        program = jax.export.deserialize(exported.serialize())
+        np.testing.assert_array_equal(program.call(*operands, x), packed(x))
+
+
 def test_gradients():
     """Of the inputs and the bias; weights are frozen."""
     sparse, packed = layers()
@@ -62,6 +146,48 @@ def test_gradients():
     np.testing.assert_allclose(
         *(np.asarray(z, np.float32) for z in (of_x, of_x_expected)), atol=0.05
     )
+
+
+@pytest.mark.parametrize("cell", [1, 2])
+def test_trained(cell, tmp_path):
+    """As the sparse layer would be; what was pruned stays 0, also with momentum and decay."""
+    sparse, _ = layers()
+    weight = sparse.weight.pack(jnp.bfloat16, cell=cell, trainable=True)
+    packed = PackedLinear(weight, bias=sparse.bias[...])
+    assert set(nnx.state(packed, nnx.Param)) == {"bias", "values"}
+    x = jnp.asarray(np.random.default_rng(1).standard_normal((4, 300)), jnp.bfloat16)
+
+    def loss(layer, x):
+        return jnp.sum(jnp.sin(layer(x).astype(jnp.float32)))
+
+    got, expected = (nnx.grad(loss)(layer, x) for layer in (packed, sparse))
+    of_entries = taken(jnp.asarray(expected["values"][...]), weight.sources)
+    np.testing.assert_allclose(
+        *(np.asarray(z, np.float32) for z in (got["values"][...], of_entries)), atol=0.1
+    )
+    optimizer = nnx.Optimizer(packed, optax.adamw(1e-2, weight_decay=0.1), wrt=nnx.Param)
+    step = nnx.jit(lambda m, o: o.update(m, nnx.grad(loss)(m, x)))
+    before = float(loss(packed, x))
+    for _ in range(10):
+        step(packed, optimizer)
+    assert float(loss(packed, x)) < before - 1
+    back = CSR.from_packed(packed.weight)
+    assert back.nse == sparse.weight.nse and (back.values != sparse.weight.values).any()
+    padding = np.asarray(weight.sources) == weight.topology.nse
+    assert padding.any() and not np.asarray(packed.values[...])[padding].any()
+    pruning.save(tmp_path / "model", packed)
+    loaded = pruning.load(tmp_path / "model", lambda: nnx.Linear(300, 70, rngs=nnx.Rngs(0)))
+    np.testing.assert_array_equal(loaded(x), packed(x))
+    assert set(nnx.state(loaded, nnx.Param)) == {"bias", "values"}
+    assert type(pruning.densify(packed)) is nnx.Linear
+
+
+def test_trainable_by_name():
+    sparse, packed = layers()
+    trainable = PackedLinear.from_sparse(sparse, trainable=True)
+    np.testing.assert_array_equal(trainable.weight.todense(), packed.weight.todense())
+    with pytest.raises(ValueError, match="trainable=True"):
+        packed.weight.repack(sparse.values[...])
 
 
 def test_errors():
@@ -93,10 +219,23 @@ def measured(monkeypatch, *microseconds):
     monkeypatch.setattr(timing, "measure_in_turns", measure)
 
 
+SLOWER, NOT_CLEARLY = "it would be slower", "it would not be clearly faster"
+
+
 @pytest.mark.parametrize(
-    "microseconds, now", [((3, 2, 1), "packed"), ((3, 1, 2), "sparse"), ((1, 3, 2), "dense")]
+    "microseconds, now, kept_dense, not_packed",
+    [
+        ((3, 2, 1), "packed", None, None),
+        ((3, 1, 2), "sparse", None, SLOWER),
+        ((3, 1.01, 1), "sparse", None, NOT_CLEARLY),
+        ((1, 3, 2), "dense", SLOWER, None),
+        ((1, 0.98, 0.99), "dense", NOT_CLEARLY, None),
+        ((1, 3, 0.98), "dense", NOT_CLEARLY, None),
+        # Neither is clearly faster than the other, but packed ones are than dense ones.
+        ((3, 2.9, 2.8), "packed", None, None),
+    ],
 )
-def test_sparsify_keeps_the_fastest(microseconds, now, monkeypatch):
+def test_sparsify_keeps_the_fastest(microseconds, now, kept_dense, not_packed, monkeypatch):
     measured(monkeypatch, *microseconds)
     model, x = pruned(jnp.bfloat16), jnp.ones((2, 300), jnp.bfloat16)
     result, table = pruning.sparsify(model, x, packed=True)
@@ -104,9 +243,62 @@ def test_sparsify_keeps_the_fastest(microseconds, now, monkeypatch):
     assert type(result) is expected
     (row,) = table.rows
     assert row["packed"] == (now == "packed")
+    assert (row["kept_dense"], row["not_packed"]) == (kept_dense, not_packed)
+    said = f"dense: {kept_dense}" if kept_dense else now
+    assert str(table).endswith(f"{said}; not packed: {not_packed}" if not_packed else said)
     assert row["packed_seconds"] == pytest.approx(1e-6 * microseconds[2])
     assert row["packed_bytes"] < row["sparse_bytes"] and "us packed" in str(table)
     np.testing.assert_allclose(*(np.asarray(m(x), np.float32) for m in (result, model)), atol=0.03)
+
+
+def test_plot_has_packed_layers(monkeypatch):
+    pytest.importorskip("matplotlib").use("agg")
+    plt = pytest.importorskip("matplotlib.pyplot")
+    measured(monkeypatch, 3, 2, 1)
+    x = jnp.ones((2, 300), jnp.bfloat16)
+    _, table = pruning.sparsify(pruned(jnp.bfloat16), x, packed=True)
+    _, ax = table.plot()
+    np.testing.assert_allclose([patch.get_width() for patch in ax.patches], [3, 2, 1])
+    plt.close("all")
+
+
+def test_sparsify_takes_the_rows_that_it_is_shown(monkeypatch):
+    """For a few rows packed weights may be faster where for many dense ones are."""
+
+    def measure(programs, **_):
+        rows = [jax.tree.leaves(program.operands()[1])[0].shape[0] for program in programs]
+        figures = (3, 2, 1) if rows[0] < 100 else (1, 2, 3)
+        return [timing.Timing(us, (us, us), (us, us), us, None, "wall", 1, 1) for us in figures]
+
+    monkeypatch.setattr(timing, "measure_in_turns", measure)
+    model = pruned(jnp.bfloat16)
+    for rows, expected in (2, PackedLinear), (200, nnx.Linear):
+        x = jnp.ones((rows, 300), jnp.bfloat16)
+        assert type(pruning.sparsify(model, x, packed=True)[0]) is expected
+
+
+def test_packed_projections(monkeypatch, tmp_path):
+    """Layers of several dimensions, as attention has them: packed, saved, loaded, dense again."""
+    measured(monkeypatch, 3, 2, 1)
+
+    def make_model():
+        options = {"dtype": jnp.bfloat16, "param_dtype": jnp.bfloat16, "rngs": nnx.Rngs(0)}
+        return nnx.LinearGeneral((4, 8), (2, 24), axis=(-2, -1), **options)
+
+    model, x = make_model(), jax.random.normal(jax.random.key(0), (3, 4, 8), jnp.bfloat16)
+    kernel = model.kernel[...]
+    model.kernel[...] = jnp.where(jnp.abs(kernel) > 0.1, kernel, 0)
+    result, table = pruning.sparsify(model, x, packed=True)
+    assert table.rows[0]["packed"] and type(result.linear) is PackedLinear
+    pruning.save(tmp_path / "model", result)
+    loaded = pruning.load(tmp_path / "model", make_model)
+    np.testing.assert_array_equal(loaded(x), result(x))
+    dense = pruning.densify(loaded)
+    assert type(dense) is nnx.LinearGeneral
+    np.testing.assert_array_equal(dense.kernel[...], model.kernel[...])
+    for each in result, dense:
+        got, expected = (np.asarray(m(x), np.float32) for m in (each, model))
+        np.testing.assert_allclose(got, expected, atol=0.05)
 
 
 def test_densify():
@@ -125,4 +317,6 @@ def test_sparsify_rounds_nothing_by_itself(monkeypatch):
     for dtype, packed in (None, True), (jnp.bfloat16, False):
         result, table = pruning.sparsify(pruned(dtype), jnp.ones((2, 300)), packed=packed)
         assert type(result) is SparseLinear and table.rows[0]["packed_bytes"] is None
-        assert "packed" not in str(table)
+        assert "KiB packed" not in str(table)
+        why = "it computes in float32, and packed weights have 16 bits" if packed else None
+        assert table.rows[0]["not_packed"] == why

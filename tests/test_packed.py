@@ -130,6 +130,44 @@ def test_export():
     assert same.shape == packed.shape and same.verify() is same
 
 
+@pytest.mark.parametrize("name, cell, parts", [("odd", 1, 1), ("striped", 2, 3), ("uneven", 1, 2)])
+def test_checkpoint(name, cell, parts, tmp_path):
+    """By the names of the arrays, or to a target that the file's metadata describe."""
+    ocp = pytest.importorskip("orbax.checkpoint")
+    packed = random_matrix(PATTERNS[name]()).pack(cell=cell, parts=parts)
+    arrays = {name: getattr(packed, name) for name in Packed.ARRAYS}
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "arrays", arrays)
+        checkpointer.save(tmp_path / "packed", packed)
+    with ocp.StandardCheckpointer() as checkpointer:
+        again = Packed.from_arrays(checkpointer.restore(tmp_path / "arrays"), packed.shape)
+        found = checkpointer.metadata(tmp_path / "packed").item_metadata.tree
+        described = {n: jax.ShapeDtypeStruct(x.shape, x.dtype) for n, x in found.items() if x}
+        target = Packed.from_arrays(described, packed.shape)
+        restored = checkpointer.restore(tmp_path / "packed", target)
+    for each in again, restored:
+        assert (each.shape, each.cell, each.parts) == (packed.shape, cell, parts)
+        np.testing.assert_array_equal(each.verify().todense(), packed.todense())
+
+
+def test_arrays_that_do_not_fit():
+    packed = random_matrix(PATTERNS["odd"]()).pack()  # (37, 53)
+    arrays = {name: getattr(packed, name) for name in Packed.ARRAYS}
+    with pytest.raises(TypeError, match="got none of masks, rows"):
+        Packed.from_arrays({n: arrays[n] for n in ("values", "starts", "panels")}, (37, 53))
+    with pytest.raises(ValueError, match=r"rows of .* must have shape \(38,\), got \(37,\)"):
+        Packed.from_arrays(arrays, (38, 53))
+    with pytest.raises(ValueError, match=r"masks of .* must have shape \(3, 8, 32\), got"):
+        Packed.from_arrays(arrays, (37, 300))
+    with pytest.raises(
+        ValueError, match="values of a packed matrix must be bfloat16 or float16, got float32"
+    ):
+        wide = jax.ShapeDtypeStruct(packed.values.shape, jnp.float32)
+        Packed.from_arrays(arrays | {"values": wide}, (37, 53))
+    with pytest.raises(ValueError, match=r"Packed\.verify: rows must name each row once"):
+        Packed.from_arrays(arrays | {"rows": np.zeros(37, np.int32)}, (37, 53))
+
+
 def damaged(packed, name, change):
     leaves = {n: getattr(packed, n) for n in Packed.__slots__}
     leaves[name] = jnp.asarray(change(np.array(leaves[name])))
@@ -147,10 +185,11 @@ def damaged(packed, name, change):
         ("panels", lambda x: x[:, :-1]),
         ("panels", lambda x: x + 1),
         ("rows", lambda x: x * 0),
+        ("sources", lambda x: x + 1),
     ],
 )
 def test_verify(name, change):
-    packed = random_matrix(PATTERNS["uneven"]()).pack()
+    packed = random_matrix(PATTERNS["uneven"]()).pack(trainable=True)
     with pytest.raises(ValueError, match=r"Packed\.verify: "):
         damaged(packed, name, change).verify()
 

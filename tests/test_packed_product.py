@@ -154,6 +154,31 @@ def test_derivatives(cell, left):
             np.testing.assert_allclose(np.asarray(actual, np.float32), wanted, atol=limit)
 
 
+@pytest.mark.parametrize("left", [False, True])
+def test_gradient_of_numbers(left):
+    """Of a trainable matrix at its entries alone, so that what was pruned stays 0."""
+    topology = PATTERNS["odd"]()
+    a, (m, k) = random_matrix(topology), topology.shape
+    x, ct = random_x(k, 3), random_x(m, 3, jnp.float32, seed=5)
+    packed = a.pack(cell=2, trainable=True)
+
+    def loss(packed):
+        options = {"preferred_element_type": jnp.float32}
+        y = linear(x.T, packed, **options).T if left else spmm(packed, x, **options)
+        return jnp.sum(ct * y)
+
+    gradient = jax.grad(loss, allow_int=True)(packed).values
+    dense = np.asarray(ct) @ np.asarray(x, np.float32).T
+    stored = np.asarray(packed.sources) < topology.nse
+    assert not np.asarray(gradient)[~stored].any()
+    rows, columns = np.asarray(topology.row_indices), np.asarray(topology.column_indices)
+    expected = dense[rows, columns][np.asarray(packed.sources)[stored]]
+    np.testing.assert_allclose(
+        np.asarray(gradient, np.float32)[stored], expected, rtol=0.02, atol=0.02
+    )
+    assert "sddmm" in str(jax.make_jaxpr(jax.grad(loss, allow_int=True))(packed))
+
+
 def test_gradient_of_x_where_something_is_not_finite():
     topology = PATTERNS["odd"]()
     a = random_matrix(topology)

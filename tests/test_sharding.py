@@ -160,22 +160,28 @@ def test_shard_map_second_derivative(implementation):
 @KINDS
 @pytest.mark.parametrize("spec", [P("data"), P(("data", "model"))])
 def test_packed_weights_of_sharded_rows(kind, spec):
-    """Products stay sharded, and so do gradients of what they multiply."""
+    """Products stay sharded, and so do gradients of what they multiply; others sum over devices."""
     rng = np.random.default_rng(0)
     a = CSR.fromdense(jnp.asarray(rng.standard_normal((40, 300)), jnp.bfloat16))
-    packed, x = a.pack(), jnp.asarray(rng.standard_normal((16, 300)), jnp.bfloat16)
+    packed = a.pack(trainable=True)
+    x = jnp.asarray(rng.standard_normal((16, 300)), jnp.bfloat16)
 
-    def loss(x, packed):
+    def loss(x, values, packed):
+        packed = packed.repack(values)
         y = linear(x, packed, activation="gelu", preferred_element_type=jnp.float32)
-        return jnp.sum(y**2), y
+        return jnp.sum(y**2) / 100, y
 
-    compute = jax.jit(jax.value_and_grad(loss, has_aux=True))
-    (_, expected), expected_gradient = compute(x, packed)
+    compute = jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))
+    (_, expected), (expected_gradient, of_values_expected) = compute(x, a.values, packed)
     mesh = mesh_of(kind)
     with jax.set_mesh(mesh):
-        placed = jax.tree.map(lambda leaf: jax.device_put(leaf, NamedSharding(mesh, P())), packed)
+        values, placed = jax.device_put((a.values, packed), NamedSharding(mesh, P()))
         sharded = jax.device_put(x, NamedSharding(mesh, P(*spec, None)))
-        (_, y), gradient = compute(sharded, placed)
+        (_, y), (gradient, of_values) = compute(sharded, values, placed)
+    assert of_values.sharding.is_fully_replicated
+    np.testing.assert_allclose(
+        *(np.asarray(z, np.float32) for z in (of_values, of_values_expected)), rtol=1e-2, atol=2e-2
+    )
     for actual, wanted in (y, expected), (gradient, expected_gradient):
         assert actual.sharding.is_equivalent_to(sharded.sharding, 2)
         np.testing.assert_allclose(

@@ -32,10 +32,10 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 
+from ..common import text
 from ..common.checkpoint import Checkpoints
 from ..common.errors import memory_errors
 from ..common.program import Parser, describe, replacing, run_program, to_json, write_json
-from . import text
 from .model import Hidden, sample
 from .options import (
     MEMORY_OPTIONS,

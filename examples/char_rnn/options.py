@@ -10,9 +10,9 @@ import jax
 
 from jaxsparse.pruning import STRUCTURES, half_epochs
 
+from ..common import text
 from ..common.errors import UserError
 from ..common.program import number
-from . import text
 from .model import CELLS, DEFAULT_STRUCTURE, Hidden
 
 NAME = "char_rnn"

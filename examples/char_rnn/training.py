@@ -18,9 +18,10 @@ from jaxsparse.pruning import SparsityTable, bits_to_masks, half_epochs, masks_t
 
 from ..common.checkpoint import Checkpoints
 from ..common.resumable import Loop, resumable
+from ..common.text import Corpus
 from .model import CharRNN, Hidden, gather, packed, scatter, to_sparse, topologies_of
 from .options import PRUNED, schedule_options, sparse_from
-from .text import SCORING_STREAMS, Corpus, Passage, Windows
+from .windows import SCORING_STREAMS, Passage, Windows
 
 WARM_UP = 0.05  # Of all steps.
 

@@ -145,3 +145,18 @@ class Checkpoints:
             self.manager.delete(step)
         self.damaged.clear()
         return result
+
+
+def open_all(checkpoints: list[Checkpoints], resume: bool) -> None:
+    """Checks, before any work, that all runs of a program may be resumed or started.
+
+    Deletes the checkpoints of finished runs that are to be started anew.
+    """
+    # Later runs may not have begun when the program was stopped.
+    begun = [x for x in checkpoints if x.newest() is not None] or checkpoints
+    for each in checkpoints:
+        each.check(resume and each in begun)
+    # All at once: what an older program left of a later run is not to look begun when this one is
+    # stopped in an earlier run.
+    for each in checkpoints:
+        each.begin()

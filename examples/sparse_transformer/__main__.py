@@ -36,7 +36,7 @@ from flax import nnx
 
 from jaxsparse.nn import SparseAttention
 
-from ..common.checkpoint import Checkpoints
+from ..common.checkpoint import Checkpoints, open_all
 from ..common.errors import OutOfMemoryError, UserError, memory_errors
 from ..common.program import (
     Parser,
@@ -48,9 +48,10 @@ from ..common.program import (
     to_json,
     write_json,
 )
+from ..common.transformer import dense_attention
 from . import data
 from .drawing import PAPER, complete_and_generate, draw, table
-from .model import PAPER_SIZES, Transformer, dense_attention, make_topology
+from .model import PAPER_SIZES, Transformer, make_topology
 from .training import ImageTrainer, choose_devices, make_optimizer, measure, train, training_batch
 
 NAME = "sparse_transformer"
@@ -133,14 +134,7 @@ def open_checkpoints(runs: list[argparse.Namespace]) -> list[Checkpoints]:
         options = {name: getattr(each, name) for name in TRAINING_OPTIONS}
         options["data"] = str(each.data.resolve()) if each.data else None
         checkpoints.append(Checkpoints(NAME, each.output / "checkpoints", options))
-    # The second run may not have begun when the program was stopped.
-    begun = [x for x in checkpoints if x.newest() is not None] or checkpoints
-    for each, saved in zip(runs, checkpoints, strict=True):
-        saved.check(each.resume and saved in begun)
-    # All at once: what an older comparison left of the second run is not to look begun when the
-    # program is stopped in the first.
-    for saved in checkpoints:
-        saved.begin()
+    open_all(checkpoints, runs[0].resume)
     return checkpoints
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,13 +13,13 @@ from jax import Array
 from jaxsparse import Topology, masks
 from jaxsparse.nn import SparseAttention
 
+from ..common.transformer import Attend, Block, decode, empty_caches
+
 START = 256  # The token before the first byte; a byte is its own token.
 
 # Section VII-C of the paper, by the names of the options.
 PAPER_SIZES = {"size": 64, "layers": 3, "heads": 8, "hidden": 1024, "filter": 4096}
 PAPER_SIZES |= {"band": 256, "sparsity": 0.95}
-
-Attend = Callable[[Array, Array, Array], Array]
 
 
 def make_topology(size: int, band: int, sparsity: float, seed: int) -> Topology:
@@ -28,16 +27,6 @@ def make_topology(size: int, band: int, sparsity: float, seed: int) -> Topology:
     length = 3 * size**2
     older = masks.random(sparsity, length, band_width=band, seed=seed)
     return Topology.from_mask((masks.band(band) | older) & masks.causal(), (length, length))
-
-
-def dense_attention(query: Array, key: Array, value: Array) -> Array:
-    """Attention of every position to itself and to all before it."""
-    features = query.shape[-1]
-    fused = query.dtype.itemsize == 2 and features % 8 == 0 and features <= 128
-    implementation = "cudnn" if fused and jax.default_backend() == "gpu" else None
-    return jax.nn.dot_product_attention(
-        query, key, value, is_causal=True, implementation=implementation
-    )
 
 
 def smooth_codes(key: Array, shape: tuple[int, int], dtype: Any = jnp.float32) -> Array:
@@ -49,28 +38,6 @@ def smooth_codes(key: Array, shape: tuple[int, int], dtype: Any = jnp.float32) -
     octave, phase = jax.random.uniform(key, (2, features))
     waves = 2 ** (6 * octave - 1) * jnp.arange(values)[:, None] / 256 + phase
     return jnp.sin(2 * jnp.pi * waves).astype(dtype) / math.sqrt(2)
-
-
-class Block(nnx.Module):
-    """A pre-norm Transformer layer, which leaves to its caller how queries meet keys and values.
-
-    So training, on whole sequences, and sampling, byte by byte on a cache, share the layer.
-    """
-
-    def __init__(self, hidden: int, heads: int, mlp: int, dtype: Any, rngs: nnx.Rngs):
-        self.heads = heads
-        self.attention_norm = nnx.LayerNorm(hidden, dtype=dtype, rngs=rngs)
-        self.qkv = nnx.Linear(hidden, 3 * hidden, use_bias=False, dtype=dtype, rngs=rngs)
-        self.merge = nnx.Linear(hidden, hidden, dtype=dtype, rngs=rngs)
-        self.mlp_norm = nnx.LayerNorm(hidden, dtype=dtype, rngs=rngs)
-        self.expand = nnx.Linear(hidden, mlp, dtype=dtype, rngs=rngs)
-        self.contract = nnx.Linear(mlp, hidden, dtype=dtype, rngs=rngs)
-
-    def __call__(self, x: Array, attend: Attend) -> Array:
-        qkv = self.qkv(self.attention_norm(x)).reshape(*x.shape[:2], 3 * self.heads, -1)
-        query, key, value = jnp.split(qkv, 3, axis=2)  # Each (batch, length, heads, features).
-        x = x + self.merge(attend(query, key, value).reshape(x.shape))
-        return x + self.contract(nnx.gelu(self.expand(self.mlp_norm(x))))
 
 
 class Transformer(nnx.Module):
@@ -133,29 +100,20 @@ def sample(
     is for dense attention, which reads them all.
     """
     batch, length = tokens.shape
-    heads = model.blocks[0].heads
-    empty = jnp.zeros((batch, length, heads, model.hidden // heads), model.dtype)
+    layers, heads = len(model.blocks), model.blocks[0].heads
+    caches = empty_caches(layers, batch, length, heads, model.hidden, model.dtype)
     sparse = isinstance(model.attention, SparseAttention)
     attention = model.attention if sparse else SparseAttention(masks.causal())
 
     def step(carry: Any, inputs: Any) -> Any:
         previous, caches = carry
         position, given, is_known, step_key = inputs
-        new_caches: list[list[Array]] = []
-
-        def attend(query: Array, *new: Array) -> Array:  # The new key and value.
-            pairs = zip(caches[len(new_caches)], new, strict=True)
-            cache = [old.at[:, position].set(x[:, 0]) for old, x in pairs]
-            new_caches.append(cache)
-            return attention.decode(query, *cache, position, longest_row=longest_row)
-
         x = model.embed(previous[:, None], position[None])
-        for block in model.blocks:
-            x = block(x, attend)
+        x, caches = decode(model.blocks, x, caches, position, attention, longest_row)
         drawn = jax.random.categorical(step_key, model.predict(x)[:, 0])
         token = jnp.where(is_known, given, drawn)
-        return (token, new_caches), token
+        return (token, caches), token
 
-    start = (jnp.full(batch, START), [[empty, empty]] * len(model.blocks))
+    start = (jnp.full(batch, START), caches)
     inputs = (jnp.arange(length), tokens.T, known.T, jax.random.split(key, length))
     return jax.lax.scan(step, start, inputs)[1].T

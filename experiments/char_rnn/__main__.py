@@ -40,7 +40,6 @@ from examples.char_rnn.options import (
     parts_of,
     print_setup,
 )
-from examples.char_rnn.text import Corpus, printable
 from examples.common.errors import UserError, memory_errors
 from examples.common.program import (
     Parser,
@@ -51,6 +50,7 @@ from examples.common.program import (
     to_json,
     write_json,
 )
+from examples.common.text import Corpus, printable
 
 from .drawing import draw
 from .report import table

@@ -14,9 +14,9 @@ from jax import Array
 
 from examples.char_rnn.model import CharRNN, Hidden, packed, sample
 from examples.char_rnn.options import training_options
-from examples.char_rnn.text import Corpus
 from examples.char_rnn.training import TextTrainer, train
 from examples.common.checkpoint import Checkpoints
+from examples.common.text import Corpus
 from jaxsparse import explain
 
 from ..runs import Run, open_runs

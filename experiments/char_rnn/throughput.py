@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from examples.char_rnn.model import CharRNN, packed
-from examples.char_rnn.text import Windows
 from examples.char_rnn.training import State, TextTrainer, placed, score_window, train_on_window
+from examples.char_rnn.windows import Windows
 from examples.common.timing import median_seconds
 from jaxsparse.nn import to_flax
 

@@ -10,8 +10,9 @@ from flax import nnx
 
 from jaxsparse.csr import CSR
 from jaxsparse.nn.linear import SparseLinear, check_call
+from jaxsparse.nn.variables import own_topology, topology_of
 from jaxsparse.ops.linear import linear
-from jaxsparse.packed import Packed
+from jaxsparse.packed import Packed, check_shapes
 
 
 class PackedArray(nnx.Variable[jax.Array]):
@@ -19,7 +20,7 @@ class PackedArray(nnx.Variable[jax.Array]):
 
 
 class PackedLinear(nnx.Module):
-    r"""`SparseLinear` with weights that are packed for few columns on a GPU; for inference.
+    r"""`SparseLinear` with weights that are packed for few columns on a GPU, mostly for inference.
 
     .. math:: y_{ni} = f\Bigl(\sum_{j \in P_i} x_{nj}\, a_{ij} + b_i\Bigr)
 
@@ -27,6 +28,12 @@ class PackedLinear(nnx.Module):
     variables of a type of their own, `PackedArray`, so gradients and optimizers see the bias alone;
     gradients of the inputs pass through. Attributes: ``values``, ``masks``, ``starts``, ``panels``,
     ``rows``, as in `Packed`; ``bias``, an `nnx.Param` ``(out_features,)`` or None.
+
+    Of a trainable matrix (`CSR.pack` with ``trainable=True``) ``values`` is an `nnx.Param`, too.
+    It trains in 16 bits, where it stands: numbers that are no entry have gradients of 0, so they
+    stay 0 with every optimizer that leaves a 0 without a gradient alone, weight decay included.
+    ``sources`` and ``topology`` come along, for gradients; they take several times the bytes of
+    the values. For training with many rows of inputs `SparseLinear` is faster.
 
     Args:
         weight: the matrix.
@@ -55,11 +62,16 @@ class PackedLinear(nnx.Module):
             raise TypeError(f"PackedLinear: weight must be Packed, got {type(weight).__name__}")
         self.out_features, self.in_features = weight.shape
         self.cell, self.parts = weight.cell, weight.parts
-        self.values = PackedArray(weight.values)
+        self.values: nnx.Variable[jax.Array] = PackedArray(weight.values)
         self.masks = PackedArray(weight.masks)
         self.starts = PackedArray(weight.starts)
         self.panels = PackedArray(weight.panels)
         self.rows = PackedArray(weight.rows)
+        self.sources, self.topology = nnx.data(None), nnx.data(None)
+        if weight.sources is not None and weight.topology is not None:
+            self.values = nnx.Param(weight.values)
+            self.sources = PackedArray(weight.sources)
+            self.topology = own_topology(weight.topology)
         self.bias = nnx.data(None)
         if bias is not None:
             self.bias = nnx.Param(bias)
@@ -67,12 +79,15 @@ class PackedLinear(nnx.Module):
         self.preferred_element_type = preferred_element_type
 
     @classmethod
-    def from_sparse(cls, layer: SparseLinear, *, dtype: Any = None) -> PackedLinear:
+    def from_sparse(
+        cls, layer: SparseLinear, *, dtype: Any = None, trainable: bool = False
+    ) -> PackedLinear:
         """Packs the weights of a `SparseLinear`, which is left as it is.
 
         Args:
             layer: its pattern must be known.
             dtype: of the weights, bfloat16 or float16: by default that in which the layer computes.
+            trainable: whether the weights have gradients, and are parameters.
 
         Raises:
             TypeError: if ``layer`` is no SparseLinear, or of a subclass with a call of its own.
@@ -82,7 +97,7 @@ class PackedLinear(nnx.Module):
         check_call("PackedLinear.from_sparse: layer must be a SparseLinear", layer, SparseLinear)
         a: CSR = layer.weight
         return cls(
-            a.pack(layer.dtype if dtype is None else dtype),
+            a.pack(layer.dtype if dtype is None else dtype, trainable=trainable),
             bias=None if layer.bias is None else jnp.copy(layer.bias[...]),
             activation=layer.activation,
             preferred_element_type=layer.preferred_element_type,
@@ -90,11 +105,20 @@ class PackedLinear(nnx.Module):
 
     @property
     def weight(self) -> Packed:
-        """The matrix (out_features, in_features)."""
+        """The matrix (out_features, in_features).
+
+        Raises:
+            ValueError: if a state of another layer was put in.
+        """
         arrays = (self.values, self.masks, self.starts, self.panels, self.rows)
         shape = (self.out_features, self.in_features)
         leaves = [array[...] for array in arrays]
-        return Packed(*leaves, None, None, shape=shape, cell=self.cell, parts=self.parts)
+        entries: tuple[Any, Any] = (None, None)
+        if self.sources is not None and self.topology is not None:
+            entries = self.sources[...], topology_of(self.topology, shape)
+        weight = Packed(*leaves, *entries, shape=shape, cell=self.cell, parts=self.parts)
+        check_shapes("PackedLinear", weight)  # a state may be that of another layer
+        return weight
 
     def __call__(self, inputs: jax.Array, out_sharding: Any = None) -> jax.Array:
         """Maps ``(..., in_features)`` to ``(..., out_features)``.

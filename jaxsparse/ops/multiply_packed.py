@@ -55,7 +55,12 @@ def multiply_packed(
                 f"{operation}: bias must have shape ({m},), one for each row, got {bias.shape}"
             )
         rest.append(bias.astype(a.dtype))
+    if a.sources is not None and a.topology is not None:
+        entries = [a.sources, *a.topology.operands()]
+    else:
+        entries = []
     params: dict[str, Any] = {
+        "trainable": bool(entries),
         "cell": a.cell,
         "parts": a.parts,
         "x_on_left": x_on_left,
@@ -69,7 +74,7 @@ def multiply_packed(
         params |= {"has_bias": bias is not None, "activation": activation}
 
     def product(x: jax.Array) -> jax.Array:
-        result: jax.Array = bind(primitive, *matrix, x, *rest, **params)[0]
+        result: jax.Array = bind(primitive, *matrix, x, *rest, *entries, **params)[0]
         return result
 
     for _ in range(x.ndim - 2):

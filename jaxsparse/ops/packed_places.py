@@ -6,10 +6,13 @@
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+from jaxsparse.pattern import is_concrete
 
 STRIP_ROWS = 16
 PANEL_COLUMNS = 256
@@ -134,3 +137,10 @@ def gathered_in(matrix: jax.Array, at: jax.Array, rows: jax.Array, words: int) -
     size = words * 2 * LANES
     numbers = jnp.zeros(size, matrix.dtype).at[jnp.where(at >= 0, at, size)]
     return numbers.set(matrix[rows], mode="drop").reshape(words, 2 * LANES)
+
+
+def taken(values: jax.Array, sources: Any) -> jax.Array:
+    """The value of each number by its entry, 0 for none; on the host where all are known."""
+    numpy: Any = np if is_concrete(values, sources) else jnp
+    values, sources = numpy.asarray(values), numpy.asarray(sources)
+    return jnp.asarray(numpy.concatenate([values, numpy.zeros(1, values.dtype)])[sources])

@@ -4,8 +4,8 @@
 - ``packed_transposed``: x = A^T y, its transpose in x, whose own transpose in y is A x again. It
   has no kernel: the matrix is written out.
 
-The transposes in the numbers take these from an outer product. So derivatives of every order come
-from the two.
+The transposes in the numbers take these from an outer product: of a trainable matrix only what its
+pattern has (`sddmm`), by the entry of each number. So derivatives of every order come from the two.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from jax.core import ShapedArray
 from jax.interpreters import ad, batching
 
 from jaxsparse.device import AnyDevice
-from jaxsparse.ops.packed_places import gathered_in, slots, unpacked
+from jaxsparse.ops.arguments import PATTERN
+from jaxsparse.ops.bilinear import sddmm_p
+from jaxsparse.ops.packed_places import gathered_in, slots, taken, unpacked
 from jaxsparse.ops.packed_unpack import MATRIX, ONLY_ON_GPUS, packed_unpack_p, written_out
 from jaxsparse.ops.plain_products import ACTIVATIONS
 from jaxsparse.precision import common_dtype, unrounded
@@ -43,12 +45,19 @@ _VECTOR = 8  # numbers of x that a kernel copies at once
 
 _VALUES, _X, _BIAS = 0, len(MATRIX), len(MATRIX) + 1
 
+# What a trainable matrix has besides, last of all operands. Only derivatives read it.
+_ENTRIES = (("sources", "w 64"), *PATTERN)
+
+
+def _entries(params: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    return _ENTRIES if params["trainable"] else ()
+
 
 def _signature(params: dict[str, Any]) -> Signature:
     left = params["x_on_left"]
     x, out = ("n k", "n m") if left else ("k n", "m n")
     bias = (("bias", "m"),) if params.get("has_bias") else ()
-    return Signature((*MATRIX, ("x", x), *bias), (("out", out),))
+    return Signature((*MATRIX, ("x", x), *bias, *_entries(params)), (("out", out),))
 
 
 def _product(matrix: jax.Array, stored: jax.Array, x: jax.Array) -> jax.Array:
@@ -83,38 +92,39 @@ def _plain(
     panels: jax.Array,
     rows: jax.Array,
     x: jax.Array,
-    *bias: jax.Array,
+    *rest: jax.Array,
     cell: int,
     parts: int,
     x_on_left: bool,
+    trainable: bool,
     **epilogue: Any,
 ) -> list[jax.Array]:
     """Through the matrix written out in float32, with the params of the primitives."""
     x = x.T if x_on_left else x
     form = {"columns": x.shape[0], "cell": cell, "parts": parts}
     matrix, stored = unpacked(values.astype(jnp.float32), masks, starts, rows, **form)
-    return [_after(_product(matrix, stored, x), bias, x_on_left, **epilogue)]
+    return [_after(_product(matrix, stored, x), rest, x_on_left, **epilogue)]
 
 
 def _after(
     z: jax.Array,
-    bias: Sequence[jax.Array],
+    rest: Sequence[jax.Array],
     x_on_left: bool,
     *,
     out_dtype: Any,
     has_bias: bool = False,
     activation: str | None = None,
 ) -> jax.Array:
-    """The result of a product A x in float32."""
+    """The result of a product A x in float32; a bias is the first operand behind x."""
     if has_bias:
-        z = z + bias[0].astype(z.dtype)[:, None]
+        z = z + rest[0].astype(z.dtype)[:, None]
     y: jax.Array = ACTIVATIONS[activation](z).astype(out_dtype)
     return y.T if x_on_left else y
 
 
 def _dense_on_gpu(*operands: jax.Array, **params: Any) -> list[jax.Array]:
     """By XLA's dot where x is finite, else by the kernel: 0 * NaN would spread."""
-    matrix, x, bias = operands[:_X], operands[_X], operands[_BIAS:]
+    matrix, x, rest = operands[:_X], operands[_X], operands[_BIAS:]
     left = params["x_on_left"]
     form = {name: params[name] for name in ("cell", "parts")}
     by_name = {"implementation": "cuda", "variant": None}
@@ -123,8 +133,9 @@ def _dense_on_gpu(*operands: jax.Array, **params: Any) -> list[jax.Array]:
         k = x.shape[1 if left else 0]
         (a,) = bind_local(packed_unpack_p, *matrix, columns=k, **form, **by_name)
         z = jnp.dot(a, x.T if left else x, preferred_element_type=jnp.float32)
-        epilogue = {name: params[name] for name in params if name not in (*form, "x_on_left")}
-        return [_after(z, bias, left, **epilogue)]
+        others = (*form, "x_on_left", "trainable")
+        epilogue = {name: params[name] for name in params if name not in others}
+        return [_after(z, rest, left, **epilogue)]
 
     def by_kernel() -> list[jax.Array]:
         primitive = packed_epilogue_p if "activation" in params else packed_product_p
@@ -169,7 +180,7 @@ def _stored(params: dict[str, Any], operands: dict[str, Any]) -> tuple[str, tupl
     return f"packed matrix {shape} of {words} numbers, {params['parts']} parts", shape
 
 
-_LINEAR = ("cell", "parts", "x_on_left", "out_dtype")
+_LINEAR = ("cell", "parts", "x_on_left", "out_dtype", "trainable")
 _PLAIN = "the matrix written out by XLA, and its dot"
 
 
@@ -201,7 +212,7 @@ packed_epilogue_p = _made("packed_epilogue", "has_bias", "activation")
 def _transposed_signature(params: dict[str, Any]) -> Signature:
     k, left = params["columns"], params["x_on_left"]
     x, out = ("n m", f"n {k}") if left else ("m n", f"{k} n")
-    return Signature((*MATRIX, ("x", x)), (("out", out),))
+    return Signature((*MATRIX, ("x", x), *_entries(params)), (("out", out),))
 
 
 def _transposed(
@@ -211,10 +222,11 @@ def _transposed(
     parts: int,
     x_on_left: bool,
     out_dtype: Any,
+    trainable: bool,
     by_kernel: bool = False,
 ) -> list[jax.Array]:
     """By the matrix written out. As in cells of 2, a stored 0 counts as none."""
-    *matrix, x = operands
+    matrix, x = operands[:_X], operands[_X]
     x = x.T if x_on_left else x
     form = {"columns": columns, "cell": cell, "parts": parts}
     if by_kernel:
@@ -258,11 +270,12 @@ packed_transposed_p = make_primitive(
 
 
 def _batch(primitive: Any, operands: Any, dims: Any, **params: Any) -> Any:
-    if any(dim is not None for dim in dims[:_X]):
+    has_bias = params.get("has_bias", False)
+    if any(dim is not None for dim in (*dims[:_X], *dims[_BIAS + has_bias :])):
         raise ValueError(
             "packed_product: takes one packed matrix, got a batch of them: map over x alone"
         )
-    if any(dim is not None for dim in dims[_BIAS:]):
+    if has_bias and dims[_BIAS] is not None:
         return _batch_of_biases(operands, dims, **params)
     x, left = operands[_X], params["x_on_left"]
     axis = 0 if left else 1  # of the columns of the product, in x and in the result
@@ -275,7 +288,7 @@ def _batch(primitive: Any, operands: Any, dims: Any, **params: Any) -> Any:
 
 def _batch_of_biases(operands: Any, dims: Any, **params: Any) -> Any:
     def one(x: jax.Array, bias: jax.Array) -> jax.Array:
-        return _by_parts(*operands[:_X], x, bias, **params)
+        return _by_parts(*operands[:_X], x, bias, *operands[_BIAS + 1 :], **params)
 
     return [jax.vmap(one, (dims[_X], dims[_BIAS]))(operands[_X], operands[_BIAS])], [0]
 
@@ -295,6 +308,14 @@ def _of_numbers(
     dtype, axis = common_dtype(y.dtype, x.dtype), 0 if x_on_left else 1
     # The columns of the product may be sharded; this sums over them.
     y, x = (gathered(z, axis).astype(dtype) for z in (y, x))
+    if entries := operands[_X + 1 :]:
+        sources, *pattern = entries
+        y, x = (z.T if x_on_left else z for z in (y, x))
+        options = {"implementation": None, "variant": None, "columns": None}
+        (of_entries,) = bind(
+            sddmm_p, y, x, *pattern, scaled=False, out_dtype=jnp.dtype(jnp.float32), **options
+        )
+        return _VALUES, taken(of_entries, sources)
     outer = jax.lax.dot_general(
         y,
         x,
@@ -316,7 +337,7 @@ def _transpose(
     **params: Any,
 ) -> tuple[int, jax.Array]:
     """The rule of both products: the transpose of one in x is ``of``, the other one."""
-    *matrix, x = operands
+    matrix, x, entries = operands[:_X], operands[_X], operands[_X + 1 :]
     ct = ct if cotangent_dtype is None else ct.astype(cotangent_dtype)
     form = {name: params[name] for name in ("cell", "parts")}
     left = params["x_on_left"]
@@ -325,6 +346,7 @@ def _transpose(
         return _of_numbers(y, of_x, operands, left, **form)
     dtype = common_dtype(ct.dtype, x.aval.dtype)
     options: dict[str, Any] = {"implementation": params["implementation"], "variant": None}
+    options["trainable"] = params["trainable"]
     if columns is None:
         options["columns"] = x.aval.shape[1 if left else 0]
     elif ct.dtype != matrix[_VALUES].dtype:
@@ -333,7 +355,7 @@ def _transpose(
         a = written_out(matrix, columns=k, **form).astype(dtype)
         y = _product(a, a != 0, ct.T if left else ct)
         return _X, y.T if left else y
-    out = bind(of, *matrix, ct, x_on_left=left, out_dtype=dtype, **form, **options)[0]
+    out = bind(of, *matrix, ct, *entries, x_on_left=left, out_dtype=dtype, **form, **options)[0]
     return _X, out
 
 
@@ -349,8 +371,8 @@ def _by_parts(
     *operands: jax.Array, has_bias: bool, activation: str | None, **params: Any
 ) -> jax.Array:
     """The same as `packed_epilogue_p`, with what follows the product in jnp."""
-    dtype = params["out_dtype"]
-    (z,) = bind(packed_product_p, *operands[:_BIAS], **unrounded(params))
+    dtype, entries = params["out_dtype"], operands[_BIAS + has_bias :]
+    (z,) = bind(packed_product_p, *operands[:_BIAS], *entries, **unrounded(params))
     if has_bias:
         bias = operands[_BIAS].astype(z.dtype)
         z = z + (bias if params["x_on_left"] else bias[:, None])
@@ -359,7 +381,7 @@ def _by_parts(
 
 
 def _epilogue_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
-    varying = [i for i in (_VALUES, _X, _BIAS) if i < len(primals)]
+    varying = [_VALUES, _X, *([_BIAS] if params["has_bias"] else [])]
     varying = [i for i in varying if type(tangents[i]) is not ad.Zero]
 
     def of_varying(*varied: jax.Array) -> jax.Array:

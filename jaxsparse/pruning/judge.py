@@ -6,7 +6,7 @@ import numpy as np
 from flax import nnx
 
 from jaxsparse.pruning.kinds import Kind
-from jaxsparse.pruning.measure import Call, size_of, times_of
+from jaxsparse.pruning.measure import Call, Time, size_of, times_of
 from jaxsparse.pruning.table import LayerReport, imbalance
 
 
@@ -39,7 +39,10 @@ def judge(
     reason = next((text for text, holds in reasons if holds), None)
     sparse = kind.to_sparse(layer) if reason is None else None
     before = after = after_packing = note = None
-    in_streams = kind.to_packed(sparse) if packed and sparse is not None and not batched else None
+    in_streams = not_packed = None
+    if packed and sparse is not None:
+        made = "it can't be timed" if batched else kind.to_packed(sparse)
+        in_streams, not_packed = (None, made) if isinstance(made, str) else (made, None)
     if batched:
         # The shapes are those of one example, not of the batch that will run.
         note = "not timed: it runs under jax.vmap" if sparse is not None else None
@@ -49,13 +52,12 @@ def judge(
             note = kind.prepare(sparse, *args, **options)
         forms = [form for form in (layer, sparse, in_streams) if form is not None]
         before, after, after_packing, *_ = [*times_of(forms, calls, seconds), None, None]
-    is_packed = after_packing is not None and after_packing.is_clearly_less_than(after)
+    is_packed = after_packing is not None and _wins(after_packing, after, before, faster_only)
     twin, fastest = (in_streams, after_packing) if is_packed else (sparse, after)
     if faster_only and before is not None and fastest is not None:
-        if fastest.seconds >= before.seconds:
-            reason = "it would be slower"
-        elif not fastest.is_clearly_less_than(before):
-            reason = "it would not be clearly faster"
+        reason = _why_not(fastest, before)
+    if after_packing is not None and not is_packed and reason is None:
+        not_packed = _why_not(after_packing, after)
     report = LayerReport(
         path=name,
         layer=type(layer).__name__,
@@ -71,5 +73,25 @@ def judge(
         packed_bytes=None if in_streams is None else size_of(in_streams),
         packed_seconds=None if after_packing is None else after_packing.seconds,
         packed=is_packed and reason is None,
+        not_packed=not_packed,
     )
     return report, twin if reason is None else None
+
+
+def _wins(packed: Time, sparse: Time, dense: Time, faster_only: bool) -> bool:
+    """Whether packed weights are to be taken rather than sparse ones, if any of the two are.
+
+    Those are if packed ones are not clearly faster, but for where these alone beat dense ones.
+    """
+    if packed.is_clearly_less_than(sparse):
+        return True
+    alone = packed.is_clearly_less_than(dense) and not sparse.is_clearly_less_than(dense)
+    return faster_only and alone and packed.seconds < sparse.seconds
+
+
+def _why_not(one: Time, other: Time) -> str | None:
+    """Why a form does not take the place of another one, or None if it does."""
+    if one.is_clearly_less_than(other):
+        return None
+    slower = one.seconds >= other.seconds
+    return "it would be slower" if slower else "it would not be clearly faster"

@@ -36,9 +36,10 @@ class Kind:
         to_dense: sparse layer -> a dense one with a copy of its weights.
         prepare: (sparse layer, arguments of a call) makes it ready for such calls, in place; it
             returns a remark for the table, or None. None if there is nothing to do.
-        to_packed: sparse layer -> one whose weights are packed for few columns, or None if they
-            can't be without rounding them more than the layer does.
-        packed: the type of such a layer, which ``to_dense`` takes too; None if there is none.
+        to_packed: sparse layer -> one whose weights are packed for few columns, or why they can't
+            be, because they would be rounded more than the layer does for instance.
+        packed: the type of such a layer, which ``to_dense`` takes too; None if it is that of
+            ``sparse``, or there is none.
     """
 
     sparse: type[nnx.Module]
@@ -47,7 +48,7 @@ class Kind:
     to_sparse: Callable[[Any], nnx.Module]
     to_dense: Callable[[Any], nnx.Module]
     prepare: Callable[..., str | None] | None = None
-    to_packed: Callable[[Any], nnx.Module | None] = lambda layer: None
+    to_packed: Callable[[Any], nnx.Module | str] = lambda layer: "its type has no packed form"
     packed: type[nnx.Module] | None = None
 
 
@@ -89,6 +90,7 @@ KINDS: Mapping[type[nnx.Module], Kind] = MappingProxyType(
             obstacle=layers.obstacle_of_linear_general,
             to_sparse=layers.SparseLinearGeneral.from_dense,
             to_dense=layers.dense_linear_general,
+            to_packed=layers.packed_linear_general,
         ),
         RNN: _recurrent(RNN, recurrent_layers.prepare),
         Bidirectional: _recurrent(Bidirectional, recurrent_layers.prepare),

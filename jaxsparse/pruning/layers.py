@@ -22,7 +22,8 @@ class SparseLinearGeneral(nnx.Module):
     projections of nnx.MultiHeadAttention are such layers, with outputs (heads, features).
 
     Args:
-        linear: the matrix and the bias, for one input and one output dimension.
+        linear: the matrix and the bias, for one input and one output dimension; a
+            `jaxsparse.nn.PackedLinear` for packed weights.
         in_features: sizes of the input dimensions.
         out_features: sizes of the output dimensions.
         axis: which dimensions of an input are meant; ``in_features`` are those in rising order.
@@ -39,7 +40,7 @@ class SparseLinearGeneral(nnx.Module):
 
     def __init__(
         self,
-        linear: SparseLinear,
+        linear: SparseLinear | PackedLinear,
         in_features: tuple[int, ...],
         out_features: tuple[int, ...],
         *,
@@ -118,10 +119,22 @@ def obstacle_of_linear_general(layer: nnx.LinearGeneral) -> str | None:
     return obstacle_of_options(layer)
 
 
-def packed_linear(layer: SparseLinear) -> PackedLinear | None:
-    """The layer with packed weights, or None if it computes in more than 16 bits."""
+def packed_linear(layer: SparseLinear | PackedLinear) -> PackedLinear | str:
+    """The layer with packed weights, or why it has none: they must not be rounded by that."""
+    if isinstance(layer, PackedLinear):
+        return layer
     dtype = jnp.dtype(layer.values[...].dtype if layer.dtype is None else layer.dtype)
-    return PackedLinear.from_sparse(layer, dtype=dtype) if dtype.itemsize == 2 else None
+    if dtype.itemsize != 2:
+        return f"it computes in {dtype}, and packed weights have 16 bits"
+    return PackedLinear.from_sparse(layer, dtype=dtype)
+
+
+def packed_linear_general(layer: SparseLinearGeneral) -> SparseLinearGeneral | str:
+    """The same of a linear layer of several dimensions."""
+    linear = packed_linear(layer.linear)
+    if isinstance(linear, str):
+        return linear
+    return SparseLinearGeneral(linear, layer.in_features, layer.out_features, axis=layer.axis)
 
 
 def dense_linear(layer: SparseLinear | PackedLinear) -> nnx.Linear:

@@ -18,6 +18,7 @@ from flax import nnx
 from jaxsparse.nn import PackedLinear, SparseLinear, TopologyVariable, drop_transposes
 from jaxsparse.nn.linear import LINEAR_OPTIONS
 from jaxsparse.nn.pattern_array import to_array, to_topology
+from jaxsparse.packed import Packed
 from jaxsparse.pattern import COMPACT_COLUMNS
 from jaxsparse.pruning.layers import SparseLinearGeneral
 from jaxsparse.pruning.measure import paths_of
@@ -40,17 +41,16 @@ def save(path: str | os.PathLike[str], model: nnx.Module) -> None:
     """Saves a model in a new folder: its state, and which of its layers are sparse.
 
     Of a sparse matrix the folder holds the values, the row offsets and the column indices, in 16
-    bits where they fit; `load` derives the rest. Layouts for recurrent scans are left out. Orbax
-    writes the arrays, and the names of the sparse layers as JSON.
+    bits where they fit; `load` derives the rest. Packed weights are saved as they are. Layouts for
+    recurrent scans are left out. Orbax writes the arrays, and the names of the sparse layers as
+    JSON.
 
     Args:
         path: of a folder that does not exist.
-        model: with any layers, sparse or not, but for `jaxsparse.nn.PackedLinear`. It is left as it
-            is.
+        model: with any layers, sparse or not. It is left as it is.
 
     Raises:
-        ValueError: if there is something at ``path``, a pattern is corrupted, or a layer has packed
-            weights.
+        ValueError: if there is something at ``path``, or a pattern or packed weights are corrupted.
 
     >>> import tempfile
     >>> dense = nnx.Linear(64, 32, rngs=nnx.Rngs(0))
@@ -64,17 +64,17 @@ def save(path: str | os.PathLike[str], model: nnx.Module) -> None:
     folder = Path(path).resolve()
     if folder.exists():
         raise ValueError(f"save: path must be that of a new folder, got {folder}, which exists")
-    for place, layer in nnx.iter_modules(model):
-        if isinstance(layer, PackedLinear):
-            raise ValueError(
-                f"save: the layer at {join(place)!r} has packed weights, which `load` can't make "
-                "again: save the sparse model, and pack its layers once it is loaded"
-            )
     layers = {
         join(place): {"type": type(layer).__name__, "activation": _linear_of(layer).activation}
         for place, layer in nnx.iter_modules(model)
-        if isinstance(layer, SparseLinear | SparseLinearGeneral)
+        if isinstance(layer, SparseLinear | SparseLinearGeneral | PackedLinear)
     }
+    for place, layer in nnx.iter_modules(model):
+        if isinstance(layer, PackedLinear):
+            try:
+                layer.weight.verify()
+            except ValueError as error:
+                raise ValueError(f"save: at {join(place)}: {error}") from error
     variables = {join(place): x for place, x in nnx.to_flat_state(nnx.state(model))}
     keys = {n: str(jax.random.key_impl(x[...])) for n, x in variables.items() if _is_key(x)}
     arrays = {name: _saved(variable) for name, variable in variables.items()}
@@ -106,7 +106,8 @@ def load(
 
     Raises:
         ValueError: if there is no such model at ``path``, or ``make_model`` makes another one,
-            naming the first layer or array that differs, and if a pattern is corrupted.
+            naming the first layer or array that differs, and if a pattern or packed weights are
+            corrupted.
 
     >>> import tempfile
     >>> folder = tempfile.mkdtemp() + "/model"
@@ -247,8 +248,9 @@ def _read(
 # ---- Layers ----
 
 
-def _linear_of(layer: SparseLinear | SparseLinearGeneral) -> SparseLinear:
-    return layer if isinstance(layer, SparseLinear) else layer.linear
+def _linear_of(layer: Any) -> Any:
+    """What holds the matrix of a layer."""
+    return layer.linear if isinstance(layer, SparseLinearGeneral) else layer
 
 
 def _with_sparse_layers(
@@ -260,24 +262,30 @@ def _with_sparse_layers(
         if name and name.rpartition("/")[0] in layers:  # the matrix of a SparseLinearGeneral
             continue
         layer = names.get(name)
-        if isinstance(layer, SparseLinear | SparseLinearGeneral):
+        if isinstance(layer, SparseLinear | SparseLinearGeneral) and saved["type"] != _PACKED:
             continue
-        make = _SPARSE.get(type(layer)) if layer is not None else None
-        if make is None or make[0] != saved["type"]:
-            expected = [cls.__name__ for cls, (made, _) in _SPARSE.items() if made == saved["type"]]
+        of_type = _SPARSE.get(saved["type"], {})
+        make = of_type.get(type(layer))
+        if make is None:
+            expected = dict.fromkeys([*(cls.__name__ for cls in of_type), saved["type"]])
             raise ValueError(
-                f"load: make_model must make a {' or '.join((*expected, saved['type']))} at "
+                f"load: make_model must make a {' or '.join(expected)} at "
                 f"{name or 'the top'}, got {'nothing' if layer is None else type(layer).__name__}"
             )
-        replacements[name] = make[1](layer, name, saved, arrays)
+        replacements[name] = make(layer, name, saved, arrays)
     return with_layers(model, names, replacements)
+
+
+def _sizes_of(layer: Any) -> tuple[int, int]:
+    """All inputs and all outputs of a linear layer, of one dimension or several."""
+    sizes = [math.prod(np.atleast_1d(x)) for x in (layer.in_features, layer.out_features)]
+    return operator.index(sizes[0]), operator.index(sizes[1])
 
 
 def _sparse_linear(
     layer: Any, name: str, saved: Mapping[str, Any], arrays: Mapping[str, Any]
 ) -> SparseLinear:
-    sizes = [math.prod(np.atleast_1d(x)) for x in (layer.in_features, layer.out_features)]
-    in_features, out_features = map(operator.index, sizes)
+    in_features, out_features = _sizes_of(layer)
     place = f"{name}/topology".lstrip("/")
     topology = _topology(place, arrays.get(place))
     options = {option: getattr(layer, option) for option in LINEAR_OPTIONS}
@@ -296,12 +304,37 @@ def _sparse_linear(
 def _sparse_linear_general(
     layer: Any, name: str, saved: Mapping[str, Any], arrays: Mapping[str, Any]
 ) -> SparseLinearGeneral:
-    linear = _sparse_linear(layer, f"{name}/linear".lstrip("/"), saved, arrays)
+    place = f"{name}/linear".lstrip("/")
+    make = _packed_linear if f"{place}/masks" in arrays else _sparse_linear
+    linear = make(layer, place, saved, arrays)
     return SparseLinearGeneral(linear, layer.in_features, layer.out_features, axis=layer.axis)
 
 
-# From the type of a dense layer to the type that was saved in its place, and what makes that.
-_SPARSE: Mapping[type[nnx.Module], tuple[str, Callable[..., nnx.Module]]] = {
-    nnx.Linear: ("SparseLinear", _sparse_linear),
-    nnx.LinearGeneral: ("SparseLinearGeneral", _sparse_linear_general),
+def _packed_linear(
+    layer: Any, name: str, saved: Mapping[str, Any], arrays: Mapping[str, Any]
+) -> PackedLinear:
+    keys = (*Packed.ARRAYS, "bias", "sources", "topology")
+    at = {key: f"{name}/{key}".lstrip("/") for key in keys}
+    found = {key: arrays.get(place) for key, place in at.items()}
+    if found["topology"] is not None:
+        found["topology"] = _topology(at["topology"], found["topology"])
+    try:
+        weight = Packed.from_arrays(found, _sizes_of(layer)[::-1])
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"load: at {name or 'the top'}: {error}") from error
+    return PackedLinear(
+        weight,
+        bias=found["bias"],
+        activation=saved["activation"],
+        preferred_element_type=layer.preferred_element_type,
+    )
+
+
+_PACKED = PackedLinear.__name__
+
+# From the type that was saved to the types that may be in its place, and what makes it of one.
+_SPARSE: Mapping[str, Mapping[Any, Callable[..., nnx.Module]]] = {
+    "SparseLinear": {nnx.Linear: _sparse_linear},
+    "SparseLinearGeneral": {nnx.LinearGeneral: _sparse_linear_general},
+    _PACKED: dict.fromkeys((nnx.Linear, SparseLinear, PackedLinear), _packed_linear),
 }

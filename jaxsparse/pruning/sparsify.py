@@ -64,8 +64,9 @@ def sparsify(
             becomes sparse.
         seconds: about how long each measurement takes.
         packed: whether to try linear layers that compute in 16 bits with packed weights, too
-            (`jaxsparse.nn.PackedLinear`), for inference with few rows of inputs: the fastest of
-            dense, sparse and packed is kept. On a CPU it is never packed.
+            (`jaxsparse.nn.PackedLinear`), for inference with few rows of inputs. The fastest of
+            dense, sparse and packed is kept for the shapes of ``example_inputs``; the table says
+            why a layer is not packed. A CPU has no kernel for them, and times show it.
         kinds: the types that can be sparse, `KINDS` by default. A layer within such a layer is not
             looked at, nor are subclasses: their code may do something else. Recurrent layers come
             back laid out for the batch size of ``example_inputs``, see `jaxsparse.nn.pack`.

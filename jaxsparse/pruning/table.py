@@ -25,6 +25,7 @@ class LayerReport:
         note: what else is to be known of the times, or None.
         packed_bytes, packed_seconds: the same with packed weights, if that was asked for.
         packed: whether it has them now.
+        not_packed: why it has none although that was asked for, if ``kept_dense`` does not say so.
     """
 
     path: str
@@ -41,6 +42,7 @@ class LayerReport:
     packed_bytes: int | None = None
     packed_seconds: float | None = None
     packed: bool = False
+    not_packed: str | None = None
 
 
 def imbalance(matrix: np.ndarray) -> float:
@@ -68,6 +70,8 @@ def _share(value: float | None) -> str:
 def _now(row: LayerReport) -> str:
     sparse = "packed" if row.packed else "sparse"
     now = sparse if row.kept_dense is None else f"dense: {row.kept_dense}"
+    if row.not_packed is not None:
+        now = f"{now}; not packed: {row.not_packed}"
     return now if row.note is None else f"{now} ({row.note})"
 
 
@@ -113,8 +117,9 @@ class SparsityTable:
         ``dense_seconds``, ``sparse_seconds`` (of all calls in a run of the model), ``kept_dense``
         (why it was left dense, or None) and ``note``: what else is to be known of the times, why a
         layer could not be laid out for the GPU for instance, or None. ``packed_bytes`` and
-        ``packed_seconds`` are those with packed weights, and ``packed`` is whether the layer has
-        them now. What was not measured is None.
+        ``packed_seconds`` are those with packed weights, ``packed`` is whether the layer has them
+        now, and ``not_packed`` says why it has none although they were asked for: because
+        something else was faster, or they could not be tried. What was not measured is None.
         """
         return [asdict(report) for report in self._reports]
 
@@ -141,7 +146,9 @@ class SparsityTable:
         return f"SparsityTable({len(self)} layers)"
 
     def plot(self, *, axes: Any = None) -> Any:
-        """Draws bytes and times, dense beside sparse, with matplotlib; returns the two axes.
+        """Draws bytes and times of dense, sparse and packed layers side by side, with matplotlib.
+
+        Returns the two axes. Packed ones are there if any was tried.
 
         Args:
             axes: two axes to draw into, by default those of a new figure.
@@ -156,18 +163,22 @@ class SparsityTable:
                 "SparsityTable.plot: needs matplotlib, install it with: pip install matplotlib"
             ) from error
         if axes is None:
-            height = 1.2 + 0.4 * len(self)
-            _, axes = plt.subplots(1, 2, sharey=True, figsize=(9, height), layout="constrained")
+            size = (9, 1.2 + 0.4 * len(self))
+            _, axes = plt.subplots(1, 2, sharey=True, figsize=size, layout="constrained")
         panels = (("KiB", "bytes", 1 / 1024), ("microseconds a call", "seconds", 1e6))
+        tried = any(report.packed_bytes is not None for report in self._reports)
+        forms = ("dense", "sparse", "packed")[: 2 + tried]
+        height = 0.8 / len(forms)
         for ax, (label, quantity, scale) in zip(axes, panels, strict=True):
-            for offset, form in (-0.2, "dense"), (0.2, "sparse"):
+            for i, form in enumerate(forms):
+                offset = (i - (len(forms) - 1) / 2) * height
                 measured = [
                     (place + offset, scale * value)
                     for place, row in enumerate(self.rows)
                     if (value := row[f"{form}_{quantity}"]) is not None
                 ]
                 places, values = zip(*measured, strict=True) if measured else ((), ())
-                ax.barh(places, values, height=0.4, label=form)
+                ax.barh(places, values, height=height, label=form)
             ax.set_xlabel(label)
         labels = [row.path or "(model)" for row in self._reports]
         axes[0].set_yticks(range(len(labels)), labels)

@@ -1,0 +1,156 @@
+"""The speed of decoding by the products of a known decoder, with random weights.
+
+It says nothing of quality: nothing is trained. Attention, embeddings and the last layer are left
+out, which pruning does not change.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jaxsparse import CSR, Packed, Topology, linear
+
+from ..common.errors import memory_errors
+from ..common.resumable import progress_bar
+from ..common.timing import median_seconds
+
+TIMED_CALLS = 5
+DTYPE = jnp.bfloat16
+
+
+class Decoder(NamedTuple):
+    """The sizes of a decoder whose MLP has a gate, as those of Llama."""
+
+    layers: int
+    hidden: int
+    filter: int
+
+    @property
+    def matrices(self) -> dict[str, tuple[int, int]]:
+        """The (outputs, inputs) of a layer's matrices."""
+        square, wide = (self.hidden, self.hidden), (self.filter, self.hidden)
+        names = dict.fromkeys(("query", "key", "value", "merge"), square)
+        return names | {"gate": wide, "up": wide, "down": wide[::-1]}
+
+    @property
+    def products(self) -> int:
+        """How many a step makes."""
+        return self.layers * len(self.matrices)
+
+    @property
+    def weights(self) -> int:
+        """How many there are."""
+        return self.layers * sum(m * k for m, k in self.matrices.values())
+
+
+SHAPES = {"llama-7b": Decoder(layers=32, hidden=4096, filter=11008)}
+
+Shape = tuple[int, int]  # Outputs and inputs of a matrix.
+Layer = dict[str, Any]  # The matrices of a layer by their names, in one form.
+
+
+def random_csr(shape: tuple[int, int], sparsity: float, seed: int) -> CSR:
+    """A random matrix, for inference, whose products have the variance of what comes in."""
+    rng = np.random.default_rng(seed)
+    mask = rng.random(shape, np.float32) >= sparsity
+    # Dynamic, so that the pattern of each copy is in memory of its own, too.
+    topology = Topology.from_mask(mask, transpose=False).as_dynamic()
+    scale = 1 / np.sqrt(shape[1] * (1 - sparsity))
+    values = scale * rng.standard_normal(topology.nse, np.float32)
+    return CSR(jnp.asarray(values, DTYPE), topology)
+
+
+def random_dense(shape: tuple[int, int], seed: int) -> Array:
+    """The same without zeros, (inputs, outputs)."""
+    rng = np.random.default_rng(seed)
+    return jnp.asarray(rng.standard_normal(shape[::-1], np.float32) / np.sqrt(shape[1]), DTYPE)
+
+
+def multiply(x: Array, a: Array | CSR | Packed) -> Array:
+    """The product of x (batch, inputs) and a matrix, transposed where it has a row an output."""
+    return linear(x, a) if isinstance(a, CSR | Packed) else x @ a
+
+
+def normalised(x: Array) -> Array:
+    """What has a root mean square of 1, so that no chain of products overflows."""
+    wide = x.astype(jnp.float32)
+    return (wide * jax.lax.rsqrt(jnp.mean(wide**2, -1, keepdims=True) + 1e-6)).astype(x.dtype)
+
+
+def one_layer(x: Array, layer: Layer) -> Array:
+    """The products of a decoder layer, each of which waits for those that it follows there."""
+    a = normalised(x)
+    query, key, value = (multiply(a, layer[name]) for name in ("query", "key", "value"))
+    x = x + multiply(query + key + value, layer["merge"])
+    a = normalised(x)
+    gated = jax.nn.silu(multiply(a, layer["gate"])) * multiply(a, layer["up"])
+    return x + multiply(gated, layer["down"])
+
+
+@functools.partial(jax.jit, static_argnames="steps")
+def decode(layers: list[Layer], x: Array, steps: int) -> Array:
+    """So many steps in one program, each of which has all products."""
+
+    def step(x: Array, _: Any) -> tuple[Array, None]:
+        for layer in layers:
+            x = one_layer(x, layer)
+        return normalised(x), None
+
+    return jax.lax.scan(step, x, length=steps)[0]
+
+
+def measure(
+    of_shape: dict[Shape, Any], decoder: Decoder, args: argparse.Namespace
+) -> dict[str, Any]:
+    """The time of a step and the bytes of all layers.
+
+    Matrices of a shape are copies: their weights are equal, but stand in memory of their own, so
+    that none is read from a cache.
+    """
+    layers = [
+        {name: jax.tree.map(jnp.copy, of_shape[shape]) for name, shape in decoder.matrices.items()}
+        for _ in range(decoder.layers)
+    ]
+    rng = np.random.default_rng(args.seed)
+    x = jnp.asarray(rng.standard_normal((args.decode_batch, decoder.hidden)), DTYPE)
+    seconds = median_seconds(lambda: decode(layers, x, args.decode_steps), TIMED_CALLS)
+    seconds /= args.decode_steps
+    return {
+        "milliseconds": 1e3 * seconds,
+        "tokens_per_second": args.decode_batch / seconds,
+        "bytes": sum(leaf.nbytes for leaf in jax.tree.leaves(layers)),
+    }
+
+
+def measure_shapes(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The speed of each form at each sparsity, with what it was measured of."""
+    decoder = SHAPES[args.shapes]
+    if args.decoder_layers is not None:
+        decoder = decoder._replace(layers=args.decoder_layers)
+    shapes = dict.fromkeys(decoder.matrices.values())
+    sparsities = sorted(x for x in args.sparsities if x)
+    results = []
+    with (
+        memory_errors(f"decoding with the shapes of {args.shapes}", "--decoder-layers"),
+        progress_bar(0, 1 + 2 * len(sparsities), args.quiet, args.shapes) as bar,
+    ):
+
+        def record(sparsity: float, form: str, of_shape: dict[Shape, Any]) -> None:
+            about = {"products": decoder.products, "weights": decoder.weights}
+            about |= {"sparsity": sparsity, "form": form}
+            results.append(about | measure(of_shape, decoder, args))
+            bar.update()
+
+        record(0.0, "dense", {shape: random_dense(shape, args.seed) for shape in shapes})
+        for sparsity in sparsities:
+            matrices = {shape: random_csr(shape, sparsity, args.seed) for shape in shapes}
+            record(sparsity, "CSR", matrices)
+            record(sparsity, "packed", {shape: a.pack() for shape, a in matrices.items()})
+    return results
