@@ -7,10 +7,13 @@ from typing import Any
 
 import jax
 
+from jaxsparse import backend
 from jaxsparse.integers import integer
 from jaxsparse.ops import arguments
-from jaxsparse.ops.plain_depthwise import Window, depthwise_plain
+from jaxsparse.ops.depthwise import depthwise_epilogue_p, depthwise_p
+from jaxsparse.ops.plain_depthwise import Window
 from jaxsparse.ops.plain_products import check_activation
+from jaxsparse.primitive import bind
 
 _OPERATION = "depthwise_conv"
 
@@ -24,6 +27,8 @@ def depthwise_conv(
     stride: int | Sequence[int] = 1,
     channel_axis: int = 0,
     padding: str | Sequence[Sequence[int]] = "SAME",
+    implementation: str | None = None,
+    variant: str | None = None,
 ) -> jax.Array:
     r"""Convolution of each channel with a kernel of its own, with bias and activation fused.
 
@@ -34,7 +39,8 @@ def depthwise_conv(
 
     With channels first (``channel_axis=0``) a 1 x 1 convolution of a whole batch is one product,
     ``spmm(a, x.reshape(c, n * h * w))``, and nothing is transposed between the layers of a
-    separable network. Sums of 16-bit operands are taken in float32, and so are derivatives until
+    separable network. Kernels are for 3 x 3 numbers and strides of 1 and 2, in up to 32 bits; all else
+    is computed by XLA, as a shifted multiply-add for each number of ``kernel``. Sums of 16-bit operands are taken in float32, and so are derivatives until
     they are rounded. Differentiable to any order in ``x``, ``kernel`` and ``bias``.
 
     Args:
@@ -48,13 +54,16 @@ def depthwise_conv(
         padding: "SAME", "SAME_LOWER" or "VALID" as in ``jax.lax``, or the numbers of rows and
             columns of zeros ``((above, below), (left, right))``. "SAME" with a stride s makes
             ``ceil(h / s)`` rows; of an even size and stride 2 it adds zeros behind the image alone.
+        implementation: None (the platform's own), "cpu", "cuda" or "xla".
+        variant: the name of a kernel variant to force, see ``python -m jaxsparse info``.
 
     Returns:
         ``(c, n, h', w')``, or ``(n, c, h', w')`` with ``channel_axis=1``.
 
     Raises:
         TypeError: for operands that are no arrays or not of these dtypes.
-        ValueError: for shapes that don't fit and options that don't exist.
+        ValueError: for shapes that don't fit and options that don't exist; at lowering, for an
+            implementation or variant that can't be had.
 
     Method: the layers of Howard et al. 2017, "MobileNets: Efficient Convolutional Neural Networks
     for Mobile Vision Applications", in the layout of Gale et al. 2020, "Sparse GPU Kernels for Deep
@@ -77,6 +86,7 @@ def depthwise_conv(
             f"got {x.shape} and {kernel.shape}"
         )
     check_activation(_OPERATION, activation)
+    backend.check_implementation(_OPERATION, implementation)
     dense = {"x": x, "kernel": kernel}
     if bias is not None:
         dense["bias"] = arguments.as_array(_OPERATION, "bias", bias, 1)
@@ -86,14 +96,21 @@ def depthwise_conv(
                 f"got {dense['bias'].shape}"
             )
     dtype = arguments.check_floating(_OPERATION, **dense)
-    return depthwise_plain(
-        *(operand.astype(dtype) for operand in dense.values()),
-        window=_window(x.shape[2:], kernel.shape[1:], stride, padding),
-        channel_axis=channel_axis,
-        out_dtype=dtype,
-        has_bias=bias is not None,
-        activation=activation,
-    )[0]
+    operands = [operand.astype(dtype) for operand in dense.values()]
+    params: dict[str, Any] = {
+        "window": _window(x.shape[2:], kernel.shape[1:], stride, padding),
+        "channel_axis": channel_axis,
+        "out_dtype": dtype,
+        "implementation": implementation,
+        "variant": variant,
+    }
+    primitive = depthwise_p
+    if bias is not None or activation is not None:
+        primitive = depthwise_epilogue_p
+        params |= {"has_bias": bias is not None, "activation": activation}
+        params["with_preactivation"] = False
+    out: jax.Array = bind(primitive, *operands, **params)[0]
+    return out
 
 
 def _window(image: Any, kernel: Any, stride: Any, padding: Any) -> Window:

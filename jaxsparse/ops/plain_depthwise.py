@@ -53,10 +53,9 @@ def _shifted(x: jax.Array, window: Window) -> Iterator[tuple[tuple[int, int], ja
         yield tap, jax.lax.slice(padded, (0, 0, *tap), limits, (1, 1, *window.stride))
 
 
-def _of_channel(kernel: jax.Array, tap: tuple[int, int], channel_axis: int) -> jax.Array:
+def _of_channels(numbers: jax.Array, channel_axis: int) -> jax.Array:
     """One number for each channel, beside (C, N, H, W) or (N, C, H, W)."""
-    shape = (-1, 1, 1, 1) if channel_axis == 0 else (-1, 1, 1)
-    return kernel[:, tap[0], tap[1]].reshape(shape)
+    return numbers.reshape((-1, 1, 1, 1) if channel_axis == 0 else (-1, 1, 1))
 
 
 def depthwise_plain(
@@ -76,10 +75,10 @@ def depthwise_plain(
     if min(window.out) == 0:
         z = jnp.zeros((*x.shape[:2], *window.out), accumulator)
     else:
-        terms = (_of_channel(kernel, tap, channel_axis) * s for tap, s in _shifted(x, window))
+        terms = (_of_channels(kernel[:, *tap], channel_axis) * s for tap, s in _shifted(x, window))
         z = functools.reduce(jnp.add, terms)
     if has_bias:
-        z = z + bias[0].astype(accumulator).reshape((-1, 1, 1, 1)[channel_axis:])
+        z = z + _of_channels(bias[0].astype(accumulator), channel_axis)
     y = ACTIVATIONS[activation](z).astype(out_dtype)
     return [y, z.astype(out_dtype)] if with_preactivation else [y]
 
@@ -102,7 +101,7 @@ def depthwise_input_plain(
             )
         ]
         back = jax.lax.pad(g, zero, [(0, 0, 0), (0, 0, 0), *pads])
-        return _of_channel(kernel, tap, channel_axis) * back
+        return _of_channels(kernel[:, *tap], channel_axis) * back
 
     return [functools.reduce(jnp.add, map(part, window.taps())).astype(out_dtype)]
 
