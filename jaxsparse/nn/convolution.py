@@ -151,11 +151,14 @@ class SparseConv1x1(SparseLinear):
     ((16, 1, 6, 6), (32,))
     """
 
-    def __init__(self, in_features: int, out_features: int, *, channel_axis: int = 0, **options: Any):
+    def __init__(
+        self, in_features: int, out_features: int, *, channel_axis: int = 0, **options: Any
+    ):
         if channel_axis not in (0, -1):
             raise ValueError(f"SparseConv1x1: channel_axis must be 0 or -1, got {channel_axis!r}")
         super().__init__(in_features, out_features, **options)
         self.channel_axis = channel_axis
+        self.kernel_size: tuple[int, ...] = (1, 1)
 
     @classmethod
     def from_dense(  # type: ignore[override]
@@ -192,6 +195,7 @@ class SparseConv1x1(SparseLinear):
         )
         assert isinstance(sparse, SparseConv1x1)
         sparse.channel_axis = channel_axis
+        sparse.kernel_size = layer.kernel_size
         return sparse
 
     def __call__(self, inputs: jax.Array, out_sharding: Any = None) -> jax.Array:

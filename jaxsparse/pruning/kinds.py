@@ -19,8 +19,10 @@ from jaxsparse.nn import (
     PackedLinear,
     RecurrentCell,
     SimpleCell,
+    SparseConv1x1,
     SparseLinear,
 )
+from jaxsparse.nn.convolution import obstacle_of_conv
 from jaxsparse.pruning import layers, recurrent_layers
 
 
@@ -39,6 +41,8 @@ class Kind:
         to_packed: sparse layer -> one whose weights are packed for few columns, or None if they
             can't be without rounding them more than the layer does.
         packed: the type of such a layer, which ``to_dense`` takes too; None if there is none.
+        has: layer, dense or sparse -> whether it is of this kind; others of its type are as layers
+            that have none.
     """
 
     sparse: type[nnx.Module]
@@ -49,10 +53,15 @@ class Kind:
     prepare: Callable[..., str | None] | None = None
     to_packed: Callable[[Any], nnx.Module | None] = lambda layer: None
     packed: type[nnx.Module] | None = None
+    has: Callable[[Any], bool] = lambda layer: True
 
 
 def _of_linear(layer: nnx.Linear) -> list[np.ndarray]:
     return [np.asarray(layer.kernel[...]).T]
+
+
+def _of_conv(layer: nnx.Conv) -> list[np.ndarray]:
+    return [np.asarray(layer.kernel[...]).reshape(-1, layer.out_features).T]
 
 
 def _of_linear_general(layer: nnx.LinearGeneral) -> list[np.ndarray]:
@@ -89,6 +98,15 @@ KINDS: Mapping[type[nnx.Module], Kind] = MappingProxyType(
             obstacle=layers.obstacle_of_linear_general,
             to_sparse=layers.SparseLinearGeneral.from_dense,
             to_dense=layers.dense_linear_general,
+        ),
+        nnx.Conv: Kind(
+            sparse=SparseConv1x1,
+            weights=_of_conv,
+            obstacle=obstacle_of_conv,
+            to_sparse=SparseConv1x1.from_dense,
+            to_dense=layers.dense_conv,
+            prepare=layers.remark_on_conv,
+            has=lambda layer: all(size == 1 for size in layer.kernel_size),
         ),
         RNN: _recurrent(RNN, recurrent_layers.prepare),
         Bidirectional: _recurrent(Bidirectional, recurrent_layers.prepare),
