@@ -268,7 +268,7 @@ def test_prune_then_sparsify_then_train_on():
         (
             TypeError,
             {"where": "conv"},
-            "type Linear, LinearGeneral, RNN, .* 'conv', which matches Conv",
+            "type Linear, LinearGeneral, Conv, RNN, .* 'conv', which matches Conv",
         ),
         (TypeError, {"keep_dense": "dropout"}, "got 'dropout', which matches Dropout"),
     ],

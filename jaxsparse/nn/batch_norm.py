@@ -70,7 +70,11 @@ class Identity(nnx.Module):
 
 
 def fold_batch_norm(
-    model: M, example_inputs: Any, *, call: Callable[..., Any] | None = None
+    model: M,
+    example_inputs: Any,
+    *,
+    call: Callable[..., Any] | None = None,
+    layers: Mapping[type[nnx.Module], Scaled] = LAYERS,
 ) -> M:
     r"""Makes batch normalisation part of the layers in front of it, for inference.
 
@@ -94,6 +98,8 @@ def fold_batch_norm(
         example_inputs: a tuple of positional arguments, or the only one; only their shapes and
             dtypes matter.
         call: ``(model, *example_inputs)`` runs the model, by default ``model(*example_inputs)``.
+        layers: the types of layers, and how their outputs are scaled: those above by default. Those
+            of a type of one's own have a ``bias``, an `nnx.Param` or None.
 
     Returns:
         A new model. Where a BatchNorm was there is a module that returns its input.
@@ -119,9 +125,9 @@ def fold_batch_norm(
     modules = [module for _, module in nnx.iter_modules(folded)]
     for place, module in enumerate(modules):
         setattr(module, _PLACE, place)
-    pairs = _pairs(folded, modules, inputs, call)
+    pairs = _pairs(folded, modules, inputs, call, layers)
     for norm, layer in pairs.items():
-        _fold(modules[layer], modules[norm])
+        _fold(modules[layer], modules[norm], layers)
 
     def replaced(_: Any, node: Any) -> Any:
         return Identity() if getattr(node, _PLACE, None) in pairs else node
@@ -133,9 +139,9 @@ def fold_batch_norm(
     return result
 
 
-def _fold(layer: Any, norm: Any) -> None:
+def _fold(layer: Any, norm: Any, layers: Mapping[type[nnx.Module], Scaled]) -> None:
     """Changes a layer's weights and bias in place."""
-    scaled = LAYERS[type(layer)]
+    scaled = layers[type(layer)]
     weights = getattr(layer, scaled.weights)
     factors = jax.lax.rsqrt(norm.var[...] + norm.epsilon)
     if norm.scale is not None:
@@ -161,10 +167,14 @@ _NORMALISERS = (nnx.WeightNorm, nnx.SpectralNorm)
 
 
 def _pairs(
-    model: nnx.Module, modules: list[nnx.Module], inputs: tuple[Any, ...], call: Any
+    model: nnx.Module,
+    modules: list[nnx.Module],
+    inputs: tuple[Any, ...],
+    call: Any,
+    layers: Mapping[type[nnx.Module], Scaled],
 ) -> dict[int, int]:
     """From each BatchNorm that can be folded to the layer in front of it, by their places."""
-    foldable = {*LAYERS, nnx.BatchNorm}
+    foldable = {*layers, nnx.BatchNorm}
     excluded = _excluded(modules)
     axes: dict[int, set[int]] = {}  # the dimension of channels, by place, in each call
 
@@ -176,7 +186,7 @@ def _pairs(
                 return original(self, x, *args, **options)
             if type(self) is not nnx.BatchNorm:
                 out = original(self, x, *args, **options)
-                axes.setdefault(place, set()).add(LAYERS[type(self)].channel_axis(self) % out.ndim)
+                axes.setdefault(place, set()).add(layers[type(self)].channel_axis(self) % out.ndim)
                 return checkpoint_name(out, f"{_LAYER}{place}")
             out = original(self, checkpoint_name(x, f"{_NORM}{place}"), *args, **options)
             of_batch = options.get("use_running_average", args[0] if args else None) is False
@@ -202,9 +212,9 @@ def _pairs(
         jaxpr = jax.make_jaxpr(run)(arrays).jaxpr
     after, before = _neighbours(jaxpr)
     pairs = {}
-    for norm, layers in before.items():
-        layer = next(iter(layers))
-        alone = layers == {layer} and layer is not None and after[layer] == {norm}
+    for norm, sources in before.items():
+        layer = next(iter(sources))
+        alone = sources == {layer} and layer is not None and after[layer] == {norm}
         if alone and not {norm, layer} & excluded and axes[norm] == axes[layer]:
             pairs[norm] = layer
     return pairs
