@@ -1,4 +1,4 @@
-"""DepthwiseConv and SparseConv1x1: results, gradients, errors, and sparsify of 1 x 1 convolutions."""
+"""DepthwiseConv and SparseConv1x1: results, gradients, errors; sparsify of such convolutions."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ several widths (Howard et al. 2017), whose convolutions of 1 x 1 are pruned by m
 are trained. Batch normalisation becomes part of the layers, and so does ReLU; then the sparse
 models store the weights alone that are not 0.
 
-    python -m examples.mobilenet                                # digits; minutes on two cores
+    python -m examples.mobilenet                                # digits; about half an hour on two cores
     python -m examples.mobilenet --data cifar-10-batches-bin --widths 0.5 0.75 1 1.3
     python -m examples.mobilenet --paper                        # speed of the paper's nine models
 
@@ -51,8 +51,20 @@ from .trainer import score, train
 NAME = "mobilenet"
 MEMORY_OPTIONS = "--batch, --frames, --widths or --resolution"
 
-DIGITS = {"resolution": 16, "widths": [0.25, 0.5], "epochs": 20, "batch": 64}
-CIFAR = {"resolution": 32, "widths": [0.5, 0.75, 1.0, 1.3], "epochs": 40, "batch": 128}
+DIGITS = {
+    "resolution": 16,
+    "widths": [0.25, 0.5],
+    "epochs": 20,
+    "batch": 32,
+    "learning_rate": 5e-3,
+}
+CIFAR = {
+    "resolution": 32,
+    "widths": [0.5, 0.75, 1.0, 1.3],
+    "epochs": 40,
+    "batch": 128,
+    "learning_rate": 2e-3,
+}
 
 # What decides the parameters and the loss curve: a resumed run must agree in these.
 TRAINING_OPTIONS = (
@@ -79,7 +91,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add("--resolution", type=count, help=f"side of the images {of_both('resolution')}")
     add("--epochs", type=count, help=of_both("epochs"))
     add("--batch", type=count, help=f"images in a step {of_both('batch')}")
-    add("--learning-rate", type=number(float, 0), default=2e-3, help="the highest (%(default)s)")
+    add("--learning-rate", type=number(float, 0), help=f"the highest {of_both('learning_rate')}")
     add("--frames", type=count, nargs="+", default=[1, 64], help="batches to time (1 64)")
     add("--seconds", type=number(float, 0), default=0.5, help="of each timing (%(default)s)")
     add("--paper", action="store_true", help="time the paper's nine models, and train none")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from sklearn.datasets import load_digits
 
 from ..common.errors import UserError, one_line
 from ..common.images import CIFAR_RECORD, find_cifar, load_cifar, read_pickled
@@ -75,14 +76,10 @@ def load(folder: Path | None, resolution: int | None) -> Dataset:
 
 def read_digits() -> tuple[Part, Part]:
     """The 1,797 digits of 8 x 8 pixels: every fifth one is for testing."""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise UserError("--data: expected a folder, or scikit-learn installed, got none") from error
     digits = load_digits()
     images = (digits.images * (255 / 16)).round().astype(np.uint8)[..., None]
-    tested = np.arange(len(images)) % 5 == 0
-    return Part(images[~tested], digits.target[~tested]), Part(images[tested], digits.target[tested])
+    whole, tested = Part(images, digits.target), np.arange(len(images)) % 5 == 0
+    return Part(*(x[~tested] for x in whole)), Part(*(x[tested] for x in whole))
 
 
 def read_cifar(folder: Path) -> tuple[Part, Part]:

@@ -31,7 +31,7 @@ def strides_of(resolution: int) -> list[int]:
     """The strides of the first layer and of all blocks: the last ones that the inputs allow."""
     strides = [2, *(stride for stride, _ in BLOCKS)]
     halvings = max(0, int(np.log2(resolution / LEAST_SIDE)))
-    for at in [i for i, stride in enumerate(strides) if stride == 2][:-halvings or None]:
+    for at in [i for i, stride in enumerate(strides) if stride == 2][: -halvings or None]:
         strides[at] = 1
     return strides
 
@@ -89,7 +89,7 @@ class Unit(nnx.Module):
 
     def __init__(self, layer: Any, features: int, *, rngs: nnx.Rngs):
         self.layer = layer
-        self.norm = nnx.BatchNorm(features, axis=0, momentum=0.9, rngs=rngs)
+        self.norm = nnx.BatchNorm(features, axis=0, momentum=0.9, epsilon=1e-3, rngs=rngs)
 
     def __call__(self, x: Array) -> Array:
         """Maps (C, N, H, W) to (features, N, H', W')."""

@@ -107,9 +107,7 @@ def measure(
     ]
 
 
-def program(
-    model: MobileNet, images: np.ndarray, form: Form, device: jax.Device
-) -> timing.Program:
+def program(model: MobileNet, images: np.ndarray, form: Form, device: jax.Device) -> timing.Program:
     """What is timed: a call of the model."""
     graph, state = nnx.split(model)
     state, batch = jax.device_put((state, jnp.asarray(images, form.dtype)), device)

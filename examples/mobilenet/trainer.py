@@ -42,7 +42,8 @@ def make_optimizer(rate: float, steps: int, sparsity: float) -> optax.GradientTr
     optimizer = optax.adamw(schedule, weight_decay=0.01)
     if sparsity == 0:
         return optimizer
-    begin, end = int(BEGIN * steps), max(int(END * steps), int(BEGIN * steps) + 1)
+    begin = max(1, int(BEGIN * steps))
+    end = max(begin + 1, int(END * steps))
     frequency = max(1, (end - begin) // TIMES)
     pruning = polynomial(1 - sparsity, begin=begin, end=end, frequency=frequency)
     return prune(optimizer, pruning, POINTWISE)

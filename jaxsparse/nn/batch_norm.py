@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
@@ -214,8 +213,9 @@ def _pairs(
     pairs = {}
     for norm, sources in before.items():
         layer = next(iter(sources))
-        alone = sources == {layer} and layer is not None and after[layer] == {norm}
-        if alone and not {norm, layer} & excluded and axes[norm] == axes[layer]:
+        if layer is None or sources != {layer} or after[layer] != {norm}:
+            continue
+        if not {norm, layer} & excluded and axes[norm] == axes[layer]:
             pairs[norm] = layer
     return pairs
 
