@@ -5,7 +5,7 @@ several widths (Howard et al. 2017), whose convolutions of 1 x 1 are pruned by m
 are trained. Batch normalisation becomes part of the layers, and so does ReLU; then the sparse
 models store the weights alone that are not 0.
 
-    python -m examples.mobilenet                                # digits; about half an hour on two cores
+    python -m examples.mobilenet                                # digits; half an hour on two cores
     python -m examples.mobilenet --data cifar-10-batches-bin --widths 0.5 0.75 1 1.3
     python -m examples.mobilenet --paper                        # speed of the paper's nine models
 
