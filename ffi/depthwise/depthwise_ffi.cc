@@ -114,16 +114,22 @@ std::vector<DepthwiseProblem> Problems() {
   for (const DTypePair types : kDTypePairs) {
     if (types.dtype == DType::kFloat64) continue;
     for (const int stride : {1, 2}) {
-      DepthwiseProblem problem;
-      problem.channels = 64;
-      problem.images = 16;
-      problem.height = problem.width = 56;
-      problem.rows = problem.columns = 56 / stride;
-      problem.stride = stride;
-      problem.dtype = types.dtype;
-      problem.out_dtype = types.out_dtype;
-      problem.workspace.bytes = int64_t{1} << 30;
-      problems.push_back(problem);
+      for (int left = 0; left < kTaps; ++left) {
+        if (types.dtype != DType::kFloat32 && left != 2 - stride) continue;  // as "SAME" has it
+        for (const int64_t images : {1, 16}) {
+          DepthwiseProblem problem;
+          problem.channels = 64;
+          problem.images = images;
+          problem.height = problem.width = 56;
+          problem.rows = problem.columns = 56 / stride;
+          problem.stride = stride;
+          problem.above = problem.left = left;
+          problem.dtype = types.dtype;
+          problem.out_dtype = types.out_dtype;
+          problem.workspace.bytes = int64_t{1} << 30;
+          problems.push_back(problem);
+        }
+      }
     }
   }
   return problems;
