@@ -1,9 +1,13 @@
-// How the times of the CUDA kernels of depthwise convolutions are predicted.
+// How the times of the CUDA kernels of depthwise convolutions are predicted, and how much they
+// take.
 #pragma once
 
 #include "depthwise/problem.h"
 
 namespace jaxsparse {
+
+// What they count in 32 bits is less.
+constexpr int64_t kMostDepthwiseUnits = int64_t{1} << 30;
 
 // Microseconds on an H200: a launch, and x and y once through memory. Expected, not fitted yet.
 inline double DepthwiseMicroseconds(const DepthwiseProblem& p) {

@@ -45,6 +45,10 @@ _KERNEL = (3, 3)  # what the kernels are for
 _STRIDES = ((1, 1), (2, 2))
 
 
+# Of a GPU's kernels, which count units of four numbers in 32 bits.
+_TOO_LARGE = Fallback("kernels take fewer images than that at once")
+
+
 def _images(params: dict[str, Any], size: tuple[int, int]) -> str:
     leading = "c n" if params["channel_axis"] == 0 else "n c"
     return f"{leading} {size[0]} {size[1]}"
@@ -111,7 +115,7 @@ def _ffi(
         "activation": params.get("activation") or "none",
     }
     bias = ("bias",) if params.get("has_bias") else ()
-    return FfiCall((*operands, *bias), attributes, workspace=workspace)
+    return FfiCall((*operands, *bias), attributes, workspace=workspace, fallback=_TOO_LARGE)
 
 
 def _stored(params: dict[str, Any], operands: dict[str, Any]) -> tuple[str, tuple[int, int]]:

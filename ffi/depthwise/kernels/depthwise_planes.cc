@@ -10,23 +10,24 @@ namespace jaxsparse {
 namespace {
 
 // Many rows for each thread read less of the source twice, but few fill a GPU.
+// Threads, each of so many rows.
 template <bool kTransposed>
-DepthwisePlanesConfig ConfigOf(const DepthwiseProblem& p) {
-  constexpr int64_t kEnoughThreads = 1024;  // of a multiprocessor
+int64_t Units(const DepthwiseProblem& p, int of_thread) {
   const int64_t rows = kTransposed ? p.height : p.rows;
   const int64_t columns = kTransposed ? p.width : p.columns;
-  const auto threads = [&](int of_thread) {
-    return p.batch.count * p.Planes() * CeilDivide(rows, of_thread) *
-           CeilDivide(columns, kDepthwiseColumns);
-  };
+  return p.batch.count * p.Planes() * CeilDivide(rows, of_thread) *
+         CeilDivide(columns, kDepthwiseColumns);
+}
+
+// Many rows for each thread read less of the source twice, but few fill a GPU.
+template <bool kTransposed>
+DepthwisePlanesConfig ConfigOf(const DepthwiseProblem& p) {
+  constexpr int64_t kEnough = 1024;  // threads of a multiprocessor
   DepthwisePlanesConfig config{.stride = p.stride, .left = p.left, .transposed = kTransposed};
-  if (kTransposed && p.stride == 2) {
-    config.rows = kDepthwiseSpreadRows;
-    return config;
-  }
-  if (kTransposed) config.left = kTaps - 1 - p.left;
   if (p.stride == 2) config.rows = 2;  // which read as much
-  while (config.rows > 1 && threads(config.rows) < kEnoughThreads * p.gpu.multiprocessors) {
+  if (kTransposed && p.stride == 2) return config;
+  if (kTransposed) config.left = kTaps - 1 - p.left;
+  while (config.rows > 1 && Units<kTransposed>(p, config.rows) < kEnough * p.gpu.multiprocessors) {
     config.rows /= 2;
   }
   return config;
@@ -47,21 +48,22 @@ KernelSource Source(const DepthwiseProblem& p) {
 
 template <bool kTransposed>
 LaunchShape Shape(const DepthwiseProblem& p) {
-  const DepthwisePlanesConfig config = ConfigOf<kTransposed>(p);
-  const int64_t rows = kTransposed ? p.height : p.rows;
-  const int64_t columns = kTransposed ? p.width : p.columns;
-  const int64_t units = p.batch.count * p.Planes() * CeilDivide(rows, config.rows) *
-                        CeilDivide(columns, kDepthwiseColumns);
+  const int64_t units = Units<kTransposed>(p, ConfigOf<kTransposed>(p).rows);
   return {CeilDivide(units, kDepthwiseThreads), kDepthwiseThreads};
 }
 
-bool Always(const DepthwiseProblem&) { return true; }
+// Kernels count units, and places of a plane, in 32 bits.
+template <bool kTransposed>
+bool Fits(const DepthwiseProblem& p) {
+  return Units<kTransposed>(p, 1) < kMostDepthwiseUnits && p.width < kMostDepthwiseUnits &&
+         p.columns < kMostDepthwiseUnits;
+}
 
 }  // namespace
 
 extern constinit const CudaVariant<DepthwiseProblem> kDepthwisePlanes{
-    "depthwise_planes", Always, DepthwiseMicroseconds, Source<false>, Shape<false>};
+    "depthwise_planes", Fits<false>, DepthwiseMicroseconds, Source<false>, Shape<false>};
 extern constinit const CudaVariant<DepthwiseProblem> kDepthwiseInputPlanes{
-    "depthwise_planes", Always, DepthwiseMicroseconds, Source<true>, Shape<true>};
+    "depthwise_planes", Fits<true>, DepthwiseMicroseconds, Source<true>, Shape<true>};
 
 }  // namespace jaxsparse

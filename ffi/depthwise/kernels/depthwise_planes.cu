@@ -31,8 +31,8 @@ __global__ void __launch_bounds__(kDepthwiseThreads)
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
   for (int64_t unit = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; unit < units;
        unit += step) {
-    const PlaneUnit place(unit, planes, strips, groups);
-    const int64_t channel = p.ChannelOf(place.plane);
+    const PlaneUnit place(static_cast<uint32_t>(unit), planes, strips, groups);
+    const int64_t channel = ChannelOf(p, place.plane);
     const T* from = source.At<const T>(p.batch, place.entry) + place.plane * height * width;
     float taps[kTaps][kTaps];
     LoadTaps(p.kernel.At<const T>(p.batch, place.entry) + channel * kTaps * kTaps, kBack, taps);
@@ -90,10 +90,10 @@ __global__ void __launch_bounds__(kDepthwiseThreads)
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
   for (int64_t unit = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; unit < units;
        unit += step) {
-    const PlaneUnit place(unit, planes, strips, groups);
+    const PlaneUnit place(static_cast<uint32_t>(unit), planes, strips, groups);
     const T* from = p.y.At<const T>(p.batch, place.entry) + place.plane * p.rows * p.columns;
     float taps[kTaps][kTaps];
-    LoadTaps(p.kernel.At<const T>(p.batch, place.entry) + p.ChannelOf(place.plane) * kTaps * kTaps,
+    LoadTaps(p.kernel.At<const T>(p.batch, place.entry) + ChannelOf(p, place.plane) * kTaps * kTaps,
              false, taps);
     const int64_t column = static_cast<int64_t>(place.group) * kWindows;
     Out* out = p.x.At<Out>(p.batch, place.entry) + place.plane * p.height * p.width + column;
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(kDepthwiseThreads)
         float y[kReach], tap[kTaps];
 #pragma unroll
         for (int i = 0; i < kReach; ++i) {
-          const int first = place.group * (kWindows / 2) - 1;
+          const int first = static_cast<int>(place.group * (kWindows / 2)) - 1;
           y[i] = At(from + window * p.columns, first + i, static_cast<int>(p.columns));
         }
 #pragma unroll

@@ -42,7 +42,11 @@ LaunchShape Shape(const DepthwiseProblem& p) {
 
 extern constinit const CudaVariant<DepthwiseProblem> kDepthwiseSums{
     "depthwise_sums",
-    [](const DepthwiseProblem& p) { return WorkspaceBytes(p, false) <= p.workspace.bytes; },
+    [](const DepthwiseProblem& p) {
+      return WorkspaceBytes(p, false) <= p.workspace.bytes &&
+             Blocks(p) * kSums < kMostDepthwiseUnits && DepthwisePieces(p) < kMostDepthwiseUnits &&
+             p.width < kMostDepthwiseUnits && p.columns < kMostDepthwiseUnits;
+    },
     DepthwiseMicroseconds,
     Source,
     Shape,

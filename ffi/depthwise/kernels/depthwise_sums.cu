@@ -17,14 +17,17 @@ __global__ void __launch_bounds__(kDepthwiseSumThreads)
   const int64_t slices = DepthwiseSlices(p), pieces = DepthwisePieces(p);
   for (int64_t block = blockIdx.x; block < p.batch.count * p.channels * slices;
        block += gridDim.x) {
-    const int64_t index = Quotient(block, slices), slice = block - index * slices;
-    const int64_t entry = Quotient(index, p.channels), channel = index - entry * p.channels;
+    const uint32_t index = static_cast<uint32_t>(block) / static_cast<uint32_t>(slices);
+    const int64_t slice = block - index * slices;
+    const int64_t entry = index / static_cast<uint32_t>(p.channels);
+    const int64_t channel = index - entry * p.channels;
     const T* all_x = p.x.At<const T>(p.batch, entry);
     const T* all_y = p.y.At<const T>(p.batch, entry);
     float sums[kTaps][kTaps] = {};
     for (int64_t piece = slice * kDepthwiseSumThreads + threadIdx.x; piece < pieces;
          piece += slices * kDepthwiseSumThreads) {
-      const PlaneUnit place(piece, p.images, strips, groups);  // an image in place of a plane
+      const PlaneUnit place(static_cast<uint32_t>(piece), p.images, strips,
+                            groups);  // an image in place of a plane
       const int64_t plane = p.PlaneOf(channel, place.plane);
       const T* x_plane = all_x + plane * p.height * p.width;
       const T* y_plane = all_y + plane * p.rows * p.columns;
@@ -79,7 +82,8 @@ __global__ void __launch_bounds__(kDepthwiseSumThreads)
   const float* parts = reinterpret_cast<const float*>(p.workspace.data);
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
        i < p.batch.count * of_entry; i += step) {
-    const int64_t channel = Quotient(i, kSums), entry = Quotient(i, of_entry);
+    const int64_t channel = static_cast<uint32_t>(i) / kSums;
+    const int64_t entry = static_cast<uint32_t>(i) / static_cast<uint32_t>(of_entry);
     const float* from = parts + channel * slices * kSums + (i - channel * kSums);
     float sum = 0;
     for (int64_t slice = 0; slice < slices; ++slice) sum += from[slice * kSums];

@@ -14,10 +14,11 @@ constexpr int kWindows = 4;  // of a thread, side by side
 template <int kStride>
 constexpr int kSpan = kStride * (kWindows - 1) + kTaps;
 
-// Division where most numbers are small: that of 64 bits takes a hundred instructions.
-__device__ __forceinline__ int64_t Quotient(int64_t a, int64_t b) {
-  if (((a | b) >> 32) == 0) return static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
-  return a / b;
+// The channel of a plane. In 32 bits, as everything that is divided: hosts see to it that numbers
+// are that small, and a division of 64 bits takes a hundred instructions.
+__device__ __forceinline__ uint32_t ChannelOf(const DepthwiseProblem& p, uint32_t plane) {
+  return p.channels_first ? plane / static_cast<uint32_t>(p.images)
+                          : plane % static_cast<uint32_t>(p.channels);
 }
 
 // One place, or 0 where there is none.
@@ -94,17 +95,16 @@ __device__ __forceinline__ void StoreFour(const float (&values)[4], T* to, int64
 
 // Which plane, rows and columns a thread's unit is: neighbouring threads have neighbouring columns.
 struct PlaneUnit {
-  int64_t entry, plane;
-  int strip, group;
+  uint32_t entry, plane, strip, group;
 
-  __device__ __forceinline__ PlaneUnit(int64_t unit, int64_t planes, int64_t strips,
+  __device__ __forceinline__ PlaneUnit(uint32_t unit, int64_t planes, int64_t strips,
                                        int64_t groups) {
-    const int64_t strip_index = Quotient(unit, groups);
-    group = static_cast<int>(unit - strip_index * groups);
-    const int64_t plane_index = Quotient(strip_index, strips);
-    strip = static_cast<int>(strip_index - plane_index * strips);
-    entry = Quotient(plane_index, planes);
-    plane = plane_index - entry * planes;
+    group = unit % static_cast<uint32_t>(groups);
+    unit /= static_cast<uint32_t>(groups);
+    strip = unit % static_cast<uint32_t>(strips);
+    unit /= static_cast<uint32_t>(strips);
+    plane = unit % static_cast<uint32_t>(planes);
+    entry = unit / static_cast<uint32_t>(planes);
   }
 };
 

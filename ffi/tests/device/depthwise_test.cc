@@ -117,10 +117,11 @@ class Test {
       for (int64_t row = 0; row < p_.rows; ++row) {
         for (int64_t column = 0; column < p_.columns; ++column) {
           for (int64_t i = 0; i < 9; ++i) {
-            const int64_t h = kStride * row - p_.above + i / 3, w = kStride * column - kLeft + i % 3;
+            const int64_t h = kStride * row - p_.above + i / 3,
+                          w = kStride * column - kLeft + i % 3;
             if (h < 0 || h >= p_.height || w < 0 || w >= p_.width) continue;
-            f((plane * p_.height + h) * p_.width + w,
-              (plane * p_.rows + row) * p_.columns + column, p_.ChannelOf(plane) * 9 + i);
+            f((plane * p_.height + h) * p_.width + w, (plane * p_.rows + row) * p_.columns + column,
+              p_.ChannelOf(plane) * 9 + i);
           }
         }
       }
