@@ -289,30 +289,18 @@ std::vector<Target> Targets() {
   Target softmax{SparseSoftmaxEntry(),
                  {{"forward", SoftmaxCall(false, "float32", {}), optional},
                   {"backward", SoftmaxCall(true, "float16", {3}), optional, {}, {}, {3}}}};
-  const std::vector<std::pair<std::string, int64_t>> of_windows = {
-      {"channel_axis", -1}, {"channel_axis", 2}, {"stride", 0}, {"stride", 3},
-      {"above", -1},        {"above", 3},        {"left", -1},  {"left", 3}};
-  auto of_sums = of_windows;
-  of_sums.insert(of_sums.end(), {{"workspace", -1}, {"workspace", kHuge}, {"workspace", 65537}});
-  const auto windows_of =
-      [&](const char* given, const std::string& dtype, const std::set<std::string>& free_dtype,
-          const std::set<std::string>& free_size, const std::vector<int64_t>& batch) -> Sound {
-    const std::string made = given;
-    return {"windows",
-            DepthwiseCall(given, batch.empty(), dtype, "float32", batch),
-            made == "y" ? std::set<std::string>{"bias", "out", "preactivation"}
-                        : std::set<std::string>{},
-            free_dtype,
-            free_size,
-            batch,
-            made == "kernel" ? of_sums : of_windows};
+  const auto windows = [](const char* made, const char* dtype, std::vector<int64_t> batch) {
+    const TestCall call = DepthwiseCall(made, batch.empty(), dtype, "float32", batch);
+    Sound sound{made, call, {"bias", "out", "preactivation"}, {made + std::string(" ") + dtype}};
+    sound.free_size = {"x 0", "x 1", "y 0", "y 1"};
+    sound.batch = batch;
+    for (const char* name : {"channel_axis", "stride", "above", "left"})
+      sound.out_of_range.insert(sound.out_of_range.end(), {{name, -1}, {name, 3}});
+    return sound;
   };
-  const std::set<std::string> of_images = {"x 0", "x 1", "y 0", "y 1"};
-  Target depthwise{DepthwiseEntry(), {windows_of("y", "float32", {}, of_images, {})}};
-  Target depthwise_input{DepthwiseInputEntry(),
-                         {windows_of("x", "bfloat16", {"x bfloat16"}, of_images, {2})}};
-  Target depthwise_kernel{DepthwiseKernelEntry(),
-                          {windows_of("kernel", "float16", {"kernel float16"}, of_images, {})}};
+  Target depthwise{DepthwiseEntry(), {windows("y", "float32", {})}};
+  Target of_x{DepthwiseInputEntry(), {windows("x", "bfloat16", {2})}};
+  Target of_kernel{DepthwiseKernelEntry(), {windows("kernel", "float16", {})}};
   const std::vector<std::pair<std::string, int64_t>> of_packed = {
       {"cell", 0}, {"cell", 3}, {"parts", 0}, {"workspace", -1}, {"workspace", kHuge}};
   Target packed{PackedProductEntry(), {}}, unpacked{PackedUnpackEntry(), {}};
@@ -426,9 +414,8 @@ std::vector<Target> Targets() {
   Target losses{DynamicLossEntry(),
                 {OfGraphs("in float32", GraphLossCall("float32")),
                  OfGraphs("in bfloat16", GraphLossCall("bfloat16"))}};
-  return {spmm,      sddmm,           packed,          unpacked, softmax, attention, paged,
-          tangent,   cotangent,       check,           scan,     wave,    graphs,    losses,
-          depthwise, depthwise_input, depthwise_kernel};
+  return {spmm,  sddmm, packed, unpacked, softmax, attention, paged, tangent,  cotangent,
+          check, scan,  wave,   graphs,   losses,  depthwise, of_x,  of_kernel};
 }
 
 int Main() {

@@ -3,10 +3,9 @@
 A convolution y = F(x, k) is linear in the images x and in the kernels k. It and its two transposes
 are one another's transposes, so derivatives of every order come from these three alone:
 
-- ``depthwise``:        y = F(x, k).   Transposed: x <- depthwise_input(y, k),
-  k <- depthwise_kernel(x, y).
-- ``depthwise_input``:  x of (y, k).   Transposed: y <- depthwise(x, k),  k <- depthwise_kernel(x, y).
-- ``depthwise_kernel``: k of (x, y).   Transposed: x <- depthwise_input(y, k),  y <- depthwise(x, k).
+- ``depthwise``: y = F(x, k). Transposed: x of (y, k), k of (x, y).
+- ``depthwise_input``: x of (y, k). Transposed: y = F(x, k), k of (x, y).
+- ``depthwise_kernel``: k of (x, y). Transposed: x of (y, k), y = F(x, k).
 """
 
 from __future__ import annotations
@@ -71,10 +70,8 @@ def _out_dtypes(avals: Any, params: dict[str, Any]) -> list[Any]:
     return [params["out_dtype"]] * (2 if params.get("with_preactivation") else 1)
 
 
-def _cast(
-    params: dict[str, Any], avals: Sequence[ShapedArray]
-) -> tuple[dict[str, Any], list[Any]]:
-    """Operands may differ in dtype, as a float32 cotangent beside 16 bits: the wider one is used."""
+def _cast(params: dict[str, Any], avals: Sequence[ShapedArray]) -> tuple[dict[str, Any], list[Any]]:
+    """The wider dtype where operands differ, as a float32 cotangent does beside 16 bits."""
     dtypes = [a.dtype for a in avals]
     if dtypes[0] != dtypes[1]:
         dtypes[:2] = [common_dtype(*dtypes[:2])] * 2
@@ -100,6 +97,7 @@ def _ffi(
     params: dict[str, Any],
     avals: Sequence[ShapedArray],
     device: AnyDevice,
+    *,
     operands: tuple[str, ...],
     workspace: int | None = 0,
 ) -> FfiCall | Fallback:
@@ -162,7 +160,7 @@ def _forward(name: str, *more: str) -> Primitive:
         signature=_forward_signature,
         shardable=("c", "n"),
         xla=depthwise_plain,
-        ffi=lambda *call: _ffi(*call, ("x", "kernel")),
+        ffi=functools.partial(_ffi, operands=("x", "kernel")),
     )
 
 
@@ -182,7 +180,7 @@ depthwise_input_p = _made(
     ),
     shardable=("c", "n"),
     xla=depthwise_input_plain,
-    ffi=lambda *call: _ffi(*call, ("y", "kernel")),
+    ffi=functools.partial(_ffi, operands=("y", "kernel")),
 )
 
 
@@ -197,7 +195,7 @@ depthwise_kernel_p = _made(
     shardable=("c",),
     summed=("n",),
     xla=depthwise_kernel_plain,
-    ffi=lambda *call: _ffi(*call, ("x", "y"), workspace=None),
+    ffi=functools.partial(_ffi, operands=("x", "y"), workspace=None),
 )
 
 
