@@ -220,6 +220,9 @@ def test_explained():
     gradient = jax.grad(lambda x, k: depthwise_conv(x, k, stride=2).sum(), (0, 1))
     calls = explain(gradient, x, kernel, device=jaxsparse.H200)
     assert {call.variant for call in calls} == {"depthwise_planes", "depthwise_sums"}
+    behind = ((0, 1), (0, 4))
+    (other,) = explain(lambda x, k: depthwise_conv(x, k, padding=behind), x[..., :1], kernel)
+    assert "windows begin behind an image" in other.otherwise
     (other,) = explain(lambda x, k: depthwise_conv(x, k, stride=3), x, kernel)
     assert "kernels have strides 1 and 2" in other.otherwise
     assert "kernels of 3 x 3, stride 3" in str(other)

@@ -88,6 +88,9 @@ def _without_kernel(params: dict[str, Any], avals: Sequence[ShapedArray]) -> str
         return f"kernels have strides 1 and 2, not {window.stride}"
     if any(before > 2 for before in window.before):
         return "kernels take at most 2 rows and columns of zeros in front of an image"
+    places = zip(window.spans(), window.image, window.before, strict=True)
+    if any(span > size + before for span, size, before in places):
+        return "windows begin behind an image"
     if avals[0].dtype.itemsize > 4:
         return "there are no kernels for float64"
     return ""

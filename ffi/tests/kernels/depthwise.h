@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "depthwise/depthwise.h"
-#include "kernels/operands.h"
+#include "operands.h"
 
 namespace jaxsparse {
 namespace {
