@@ -96,12 +96,13 @@ void Planes(const DepthwiseProblem& p, const Direction& d, Workers& workers) {
       for (int64_t row = first; row < last; ++row) {
         rows.Take(kStride * row - d.above);
         for (int64_t column = 0; column < d.columns; column += kLanes) {
-          Floats sum = bias;
+          Floats parts[kTaps] = {bias};  // which do not wait for one another
 #pragma GCC unroll 3
-          for (int i = 0; i < kTaps; ++i) {
+          for (int j = 0; j < kTaps; ++j) {
 #pragma GCC unroll 3
-            for (int j = 0; j < kTaps; ++j) sum += taps[i][j] * rows.At(i, j, column);
+            for (int i = 0; i < kTaps; ++i) parts[i] += taps[i][j] * rows.At(i, j, column);
           }
+          const Floats sum = parts[0] + parts[1] + parts[2];
           const int64_t left = d.columns - column, to = at + row * d.columns + column;
           kept.Write(sum, left, to);
           results.Write(Activate<kLanes, float>(p.activation, sum), left, to);

@@ -31,7 +31,7 @@ struct Convolution {
   Dimension& Outer() { return p.channels_first ? channels : images; }
   Dimension& Inner() { return p.channels_first ? images : channels; }
 
-  void SetSizes(const ElementType& dtype, const ElementType& out_dtype) {
+  void Finish(const ElementType& dtype, const ElementType& out_dtype) {
     p.channels = channels.size;
     p.images = images.size;
     p.height = height.size;
@@ -41,6 +41,10 @@ struct Convolution {
     p.batch = call.batch();
     p.dtype = DTypeOf(dtype);
     p.out_dtype = DTypeOf(out_dtype);
+    if ((p.rows - 1) * p.stride >= p.height + p.above ||
+        (p.columns - 1) * p.stride >= p.width + p.left) {
+      call.Fail("windows of y must begin in front of the end of x");
+    }
   }
 };
 
@@ -61,7 +65,7 @@ struct Depthwise {
     p.x = call.Operand("x", dtype, {c.Outer(), c.Inner(), c.height, c.width});
     p.kernel = call.Operand("kernel", dtype, {c.channels, kTaps, kTaps});
     if (call.operands_left() > 0) p.bias = call.Operand("bias", dtype, {c.channels});
-    c.SetSizes(dtype, out_dtype);
+    c.Finish(dtype, out_dtype);
   }
 
   static Table<CpuVariant<Problem>> CpuVariants() { return DepthwiseOnCpu().forward; }
@@ -80,7 +84,7 @@ struct DepthwiseInput {
     ElementType dtype = ElementType::FactorsOf(out_dtype);
     p.y = call.Operand("y", dtype, {c.Outer(), c.Inner(), c.rows, c.columns});
     p.kernel = call.Operand("kernel", dtype, {c.channels, kTaps, kTaps});
-    c.SetSizes(dtype, out_dtype);
+    c.Finish(dtype, out_dtype);
   }
 
   static Table<CpuVariant<Problem>> CpuVariants() { return DepthwiseOnCpu().input; }
@@ -101,7 +105,7 @@ struct DepthwiseKernel {
     ElementType dtype = ElementType::FactorsOf(out_dtype);
     p.x = call.Operand("x", dtype, {c.Outer(), c.Inner(), c.height, c.width});
     p.y = call.Operand("y", dtype, {c.Outer(), c.Inner(), c.rows, c.columns});
-    c.SetSizes(dtype, out_dtype);
+    c.Finish(dtype, out_dtype);
   }
 
   static Table<CpuVariant<Problem>> CpuVariants() { return DepthwiseOnCpu().kernel; }
@@ -114,16 +118,22 @@ std::vector<DepthwiseProblem> Problems() {
   for (const DTypePair types : kDTypePairs) {
     if (types.dtype == DType::kFloat64) continue;
     for (const int stride : {1, 2}) {
-      DepthwiseProblem problem;
-      problem.channels = 64;
-      problem.images = 16;
-      problem.height = problem.width = 56;
-      problem.rows = problem.columns = 56 / stride;
-      problem.stride = stride;
-      problem.dtype = types.dtype;
-      problem.out_dtype = types.out_dtype;
-      problem.workspace.bytes = int64_t{1} << 30;
-      problems.push_back(problem);
+      for (int left = 0; left < kTaps; ++left) {
+        if (types.dtype != DType::kFloat32 && left != 2 - stride) continue;  // as "SAME" has it
+        for (const int64_t images : {1, 16}) {
+          DepthwiseProblem problem;
+          problem.channels = 64;
+          problem.images = images;
+          problem.height = problem.width = 56;
+          problem.rows = problem.columns = 56 / stride;
+          problem.stride = stride;
+          problem.above = problem.left = left;
+          problem.dtype = types.dtype;
+          problem.out_dtype = types.out_dtype;
+          problem.workspace.bytes = int64_t{1} << 30;
+          problems.push_back(problem);
+        }
+      }
     }
   }
   return problems;

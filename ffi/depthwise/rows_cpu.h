@@ -39,11 +39,16 @@ JAXSPARSE_INLINE void Widened(const T* from, int64_t count, const T* end, float*
 // p - left columns from the image's begin. With stride 2 places of either parity stand together.
 template <typename T, int kStride>
 class PaddedRows {
+  // Rows are written some time before they are read: a load that overlaps a store in part waits
+  // until that is in the cache.
+  static constexpr int64_t kAhead = 4, kRing = 8;
+  static_assert(kTaps + kAhead <= kRing);
+
  public:
   // Places of a row, with room for the last vector of windows; floats of all rows.
   JAXSPARSE_INLINE static int64_t Length(int64_t windows) { return windows + 4 + kLanes; }
   JAXSPARSE_INLINE static int64_t Memory(int64_t windows, int64_t width) {
-    return (kTaps + 1) * kStride * Length(windows) + width + kLanes;
+    return (kRing + 1) * kStride * Length(windows) + width + kLanes;
   }
 
   JAXSPARSE_INLINE PaddedRows(float* memory, int64_t width, int64_t height, int64_t windows,
@@ -52,7 +57,7 @@ class PaddedRows {
     const int64_t places = kStride * (windows - 1) + kTaps - left;
     count_ = places < width ? places : width;
     if (count_ < 0) count_ = 0;
-    for (int64_t i = 0; i < (kTaps + 1) * kStride * length_; ++i) memory[i] = 0;
+    for (int64_t i = 0; i < (kRing + 1) * kStride * length_; ++i) memory[i] = 0;
   }
 
   // From now on rows of the image that begins here.
@@ -63,13 +68,14 @@ class PaddedRows {
 
   // The three rows from `first` on; calls for one image have rising rows.
   JAXSPARSE_INLINE void Take(int64_t first) {
-    for (int64_t row = first > next_ ? first : next_; row < first + kTaps; ++row) {
+    const int64_t end = first + kTaps + kAhead;
+    for (int64_t row = first > next_ ? first : next_; row < end; ++row) {
       if (row >= 0 && row < height_) Copy(row);
     }
-    next_ = first + kTaps;
+    next_ = end;
     for (int i = 0; i < kTaps; ++i) {
       const int64_t row = first + i;
-      rows_[i] = memory_ + (row >= 0 && row < height_ ? row % kTaps : kTaps) * kStride * length_;
+      rows_[i] = memory_ + (row >= 0 && row < height_ ? row % kRing : kRing) * kStride * length_;
     }
   }
 
@@ -80,12 +86,12 @@ class PaddedRows {
 
  private:
   JAXSPARSE_INLINE void Copy(int64_t row) {
-    float* to = memory_ + row % kTaps * kStride * length_;
+    float* to = memory_ + row % kRing * kStride * length_;
     const T *from = image_ + row * width_, *end = image_ + height_ * width_;
     if constexpr (kStride == 1) {
       Widened(from, count_, end, to + left_);
     } else {
-      float* flat = memory_ + (kTaps + 1) * kStride * length_;
+      float* flat = memory_ + (kRing + 1) * kStride * length_;
       Widened(from, count_, end, flat);
       for (int parity = 0; parity < 2; ++parity) {
         const int64_t first = (parity + left_) % 2;  // of the image's columns

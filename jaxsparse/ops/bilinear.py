@@ -20,7 +20,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.core import ShapedArray
-from jax.interpreters import ad
 
 from jaxsparse.device import AnyDevice
 from jaxsparse.ops.arguments import (
@@ -40,7 +39,7 @@ from jaxsparse.ops.dense_product import (
 from jaxsparse.ops.epilogue import define_epilogue_jvp, multiplied
 from jaxsparse.ops.plain_products import ACTIVATIONS, sddmm_xla, spmm_xla
 from jaxsparse.pattern import transpose_is_missing
-from jaxsparse.precision import accumulator_dtype, common_dtype, cotangent_params, unrounded
+from jaxsparse.precision import accumulator_dtype, common_dtype, cotangent_params
 from jaxsparse.primitive import (
     Fallback,
     FfiCall,

@@ -3,10 +3,9 @@
 A convolution y = F(x, k) is linear in the images x and in the kernels k. It and its two transposes
 are one another's transposes, so derivatives of every order come from these three alone:
 
-- ``depthwise``:        y = F(x, k).   Transposed: x <- depthwise_input(y, k),
-  k <- depthwise_kernel(x, y).
-- ``depthwise_input``:  x of (y, k).   Transposed: y <- depthwise(x, k),  k <- depthwise_kernel(x, y).
-- ``depthwise_kernel``: k of (x, y).   Transposed: x <- depthwise_input(y, k),  y <- depthwise(x, k).
+- ``depthwise``: y = F(x, k). Transposed: x of (y, k), k of (x, y).
+- ``depthwise_input``: x of (y, k). Transposed: y = F(x, k), k of (x, y).
+- ``depthwise_kernel``: k of (x, y). Transposed: x of (y, k), y = F(x, k).
 """
 
 from __future__ import annotations
@@ -45,6 +44,10 @@ _KERNEL = (3, 3)  # what the kernels are for
 _STRIDES = ((1, 1), (2, 2))
 
 
+# Of a GPU's kernels, which count units of four numbers in 32 bits.
+_TOO_LARGE = Fallback("kernels take fewer images than that at once")
+
+
 def _images(params: dict[str, Any], size: tuple[int, int]) -> str:
     leading = "c n" if params["channel_axis"] == 0 else "n c"
     return f"{leading} {size[0]} {size[1]}"
@@ -67,10 +70,8 @@ def _out_dtypes(avals: Any, params: dict[str, Any]) -> list[Any]:
     return [params["out_dtype"]] * (2 if params.get("with_preactivation") else 1)
 
 
-def _cast(
-    params: dict[str, Any], avals: Sequence[ShapedArray]
-) -> tuple[dict[str, Any], list[Any]]:
-    """Operands may differ in dtype, as a float32 cotangent beside 16 bits: the wider one is used."""
+def _cast(params: dict[str, Any], avals: Sequence[ShapedArray]) -> tuple[dict[str, Any], list[Any]]:
+    """The wider dtype where operands differ, as a float32 cotangent does beside 16 bits."""
     dtypes = [a.dtype for a in avals]
     if dtypes[0] != dtypes[1]:
         dtypes[:2] = [common_dtype(*dtypes[:2])] * 2
@@ -87,6 +88,9 @@ def _without_kernel(params: dict[str, Any], avals: Sequence[ShapedArray]) -> str
         return f"kernels have strides 1 and 2, not {window.stride}"
     if any(before > 2 for before in window.before):
         return "kernels take at most 2 rows and columns of zeros in front of an image"
+    places = zip(window.spans(), window.image, window.before, strict=True)
+    if any(span > size + before for span, size, before in places):
+        return "windows begin behind an image"
     if avals[0].dtype.itemsize > 4:
         return "there are no kernels for float64"
     return ""
@@ -96,6 +100,7 @@ def _ffi(
     params: dict[str, Any],
     avals: Sequence[ShapedArray],
     device: AnyDevice,
+    *,
     operands: tuple[str, ...],
     workspace: int | None = 0,
 ) -> FfiCall | Fallback:
@@ -111,7 +116,7 @@ def _ffi(
         "activation": params.get("activation") or "none",
     }
     bias = ("bias",) if params.get("has_bias") else ()
-    return FfiCall((*operands, *bias), attributes, workspace=workspace)
+    return FfiCall((*operands, *bias), attributes, workspace=workspace, fallback=_TOO_LARGE)
 
 
 def _stored(params: dict[str, Any], operands: dict[str, Any]) -> tuple[str, tuple[int, int]]:
@@ -158,7 +163,7 @@ def _forward(name: str, *more: str) -> Primitive:
         signature=_forward_signature,
         shardable=("c", "n"),
         xla=depthwise_plain,
-        ffi=lambda *call: _ffi(*call, ("x", "kernel")),
+        ffi=functools.partial(_ffi, operands=("x", "kernel")),
     )
 
 
@@ -178,7 +183,7 @@ depthwise_input_p = _made(
     ),
     shardable=("c", "n"),
     xla=depthwise_input_plain,
-    ffi=lambda *call: _ffi(*call, ("y", "kernel")),
+    ffi=functools.partial(_ffi, operands=("y", "kernel")),
 )
 
 
@@ -193,7 +198,7 @@ depthwise_kernel_p = _made(
     shardable=("c",),
     summed=("n",),
     xla=depthwise_kernel_plain,
-    ffi=lambda *call: _ffi(*call, ("x", "y"), workspace=None),
+    ffi=functools.partial(_ffi, operands=("x", "y"), workspace=None),
 )
 
 
