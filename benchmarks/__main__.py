@@ -16,6 +16,7 @@ import jax
 
 from benchmarks import comparison, environment, plots, report, selection
 from benchmarks.choices import Asked, UsageError, one_of
+from benchmarks.depthwise import selection as depthwise
 from benchmarks.dynamic import selection as dynamic
 from benchmarks.implementations import DTYPES, PASSES
 from benchmarks.masks import selection as masks
@@ -29,6 +30,7 @@ from benchmarks.run import Effort, Result, execute
 SELECTIONS: dict[str, ModuleType] = {
     **dict.fromkeys(MEASURED, selection),
     "sparse_attention": masks,
+    "depthwise": depthwise,
     "recurrent": recurrent,
     "dynamic": dynamic,
 }

@@ -11,6 +11,7 @@ from jaxsparse.device import H200, Device
 from jaxsparse.differentiate import grad, value_and_grad
 from jaxsparse.explain import explain
 from jaxsparse.layouts import block_mask as _block_mask  # noqa: F401, registers a kind
+from jaxsparse.ops.depthwise_conv import depthwise_conv
 from jaxsparse.ops.linear import linear
 from jaxsparse.ops.matmul import sddmm, spmm
 from jaxsparse.ops.merge_attention import merge_attention
@@ -31,6 +32,7 @@ __all__ = [
     "Indexed",
     "Packed",
     "Topology",
+    "depthwise_conv",
     "dynamic",
     "explain",
     "grad",

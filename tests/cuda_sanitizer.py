@@ -34,6 +34,7 @@ from jaxsparse import (
     BlockMask,
     Topology,
     backend,
+    depthwise_conv,
     dynamic,
     linear,
     masks,
@@ -71,7 +72,7 @@ def of_products(rng, dtype, suffix):
     results += [*long_rows(rng, dtype), *sampled_rows(rng, dtype), *batches(rng, of_batches)]
     if dtype != jnp.float32:
         results += packed_products(rng, dtype)
-    return results
+    return results + convolutions(rng, dtype)
 
 
 def of_attention(rng, dtype, suffix):
@@ -247,6 +248,23 @@ def products(rng, dtype, topology, n):
             operand = jnp.asarray(np.asarray(dense).T.copy()) if left else dense
             options = {"transpose": transpose, "dense_on_left": left, "variant": variant}
             results.append(multiply("spmm", a, operand, **options))
+    return results
+
+
+def convolutions(rng, dtype):
+    """Of images with and without rows that begin at multiples of four, and their gradients."""
+    results = []
+    for stride, size in itertools.product((1, 2), ((5, 7, 1), (2, 3, 8), (9, 2, 14))):
+        channels, images, width = size
+        x, kernel, bias = (
+            jnp.asarray(rng.standard_normal(s), dtype)
+            for s in ((channels, images, 9, width), (channels, 3, 3), (channels,))
+        )
+
+        def loss(x, kernel, bias, stride=stride):
+            return depthwise_conv(x, kernel, bias=bias, activation="relu", stride=stride).sum()
+
+        results += jax.jit(jax.grad(loss, (0, 1, 2)))(x, kernel, bias)
     return results
 
 

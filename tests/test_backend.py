@@ -204,7 +204,7 @@ def test_info(capsys):
     if PLATFORM == "cpu":
         start = lines.index("  spmm: jaxsparse_spmm")
         assert lines[start + 1 : start + 3] == [
-            f"    on this machine's CPU ({_ffi.cpu_isa()}): rows, panels, scalar",
+            f"    on this machine's CPU ({_ffi.cpu_isa()}): tiles, rows, panels, scalar",
             f"    kernels for cuda: {', '.join(backend.TARGETS['spmm']['variants']['cuda'])}",
         ]
         reason = "because on a CPU"
@@ -215,7 +215,7 @@ def test_info(capsys):
     assert main(["info", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert set(facts["operations"]) == set(backend.TARGETS)
-    assert facts["operations"]["spmm"]["variants"]["cpu"] == ["rows", "panels", "scalar"]
+    assert facts["operations"]["spmm"]["variants"]["cpu"] == ["tiles", "rows", "panels", "scalar"]
     assert len(facts["operations"]["spmm"]["runs"]) == 1
     assert (facts["cuda_problems"] == []) == (PLATFORM == "cuda")
 
@@ -241,7 +241,7 @@ def test_info_on_a_gpu_that_is_named(capsys, monkeypatch):
     here, there = lines[start + 1 : start + 3]
     kernels = ", ".join(backend.TARGETS["spmm"]["variants"]["cuda"])
     if PLATFORM == "cpu":
-        assert here == f"    on this machine's CPU ({_ffi.cpu_isa()}): rows, panels, scalar"
+        assert here == f"    on this machine's CPU ({_ffi.cpu_isa()}): tiles, rows, panels, scalar"
         assert there == f"    on NVIDIA H200: {kernels}"
         scan = lines[lines.index("  recurrent_scan: jaxsparse_recurrent_scan") + 1 :][:2]
         assert "jax.lax.scan" in scan[0] and "dense_tensor_cores" in scan[1]

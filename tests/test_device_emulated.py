@@ -43,6 +43,7 @@ PROGRAMS = {
     "recurrent_scan_sparse": "-O0",
     "generic": "-O0",
     "sparse_softmax": "-O0",
+    "depthwise": "-O0",
 }
 
 

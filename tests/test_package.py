@@ -20,7 +20,16 @@ import pytest
 from jax import export
 
 import jaxsparse
-from jaxsparse import CSR, Topology, masks, sddmm, sparse_attention, sparse_softmax, spmm
+from jaxsparse import (
+    CSR,
+    Topology,
+    depthwise_conv,
+    masks,
+    sddmm,
+    sparse_attention,
+    sparse_softmax,
+    spmm,
+)
 
 MODULES = ["jaxsparse"] + [
     module.name
@@ -136,6 +145,10 @@ EXPORTED = {
         [("b", 5, 2, 4)] * 3,
     ),
     "gradient": (attention_gradient, [("b", 5, 2, 4)] * 3),
+    "depthwise_conv": (
+        lambda x, k: depthwise_conv(x, k, stride=2, activation="relu"),
+        [(3, "b", 6, 5), (3, 3, 3)],
+    ),
     "static": (lambda v, x: spmm(CSR(v, TOPOLOGY), x), [(14,), (5, 3)]),
 }
 

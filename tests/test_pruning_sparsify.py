@@ -79,7 +79,7 @@ def test_the_table(model, converted):
     assert rows["unused"]["kept_dense"] == "it is never called with example_inputs"
     assert rows["unused"]["dense_seconds"] is None
     # Pruned like the others, but nothing can be gained by it.
-    assert rows["conv"]["kept_dense"] == "Conv has no sparse form"
+    assert rows["conv"]["kept_dense"] == "such a Conv has no sparse form"
     assert rows["conv"]["shapes"] == ((16, 96),) and rows["conv"]["density"] == 0.25
     assert rows["conv"]["dense_bytes"] == 4 * 96 * 16 and rows["conv"]["sparse_bytes"] is None
     assert len(table) == len(rows) == 10
@@ -268,7 +268,7 @@ def test_prune_then_sparsify_then_train_on():
         (
             TypeError,
             {"where": "conv"},
-            "type Linear, LinearGeneral, RNN, .* 'conv', which matches Conv",
+            "type Linear, LinearGeneral, Conv, RNN, .* 'conv', which matches Conv",
         ),
         (TypeError, {"keep_dense": "dropout"}, "got 'dropout', which matches Dropout"),
     ],

@@ -222,7 +222,7 @@ def test_pruned_layers_without_a_sparse_form():
     sparse, table = sparsified(model, jnp.ones((1, 5, 4)))
     assert {row["path"]: (row["layer"], row["kept_dense"]) for row in table.rows} == {
         "out": ("Linear", "its weights are shared with (model)"),
-        "stacked/1": ("Conv", "Conv has no sparse form"),
+        "stacked/1": ("Conv", "such a Conv has no sparse form"),
         "special": (
             "Special",
             "Special has no sparse form, and that of Linear would not run its code: see kinds",

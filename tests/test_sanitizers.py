@@ -11,7 +11,8 @@ from covering import ALL
 from jaxsparse import _ffi
 
 KERNELS = [
-    sanitized.FFI / op / f"{op}_cpu.cc" for op in ("spmm", "sddmm", "sparse_softmax", "attention")
+    sanitized.FFI / op / f"{op}_cpu.cc"
+    for op in ("spmm", "sddmm", "sparse_softmax", "attention", "depthwise")
 ]
 
 # As in CMakeLists.txt; each set implies those before it.

@@ -12,7 +12,7 @@ from checks import PLATFORM
 from jax.experimental import jet
 from jax.test_util import check_grads
 
-from jaxsparse import CSR, Topology, sddmm, sparse_attention, sparse_softmax, spmm
+from jaxsparse import CSR, Topology, depthwise_conv, sddmm, sparse_attention, sparse_softmax, spmm
 from jaxsparse.ops.multiply import multiply
 
 IMPLEMENTATIONS = ["xla", PLATFORM]
@@ -76,6 +76,12 @@ def functions(implementation):
         "sparse_attention": (
             lambda q, k, v: sparse_attention(q, k, v, TOPOLOGY, implementation=implementation),
             [(1, m, 2, 3), (1, k, 1, 3), (1, k, 1, 3)],
+        ),
+        "depthwise_conv": (
+            lambda x, w, b: depthwise_conv(
+                x, w, bias=b, activation="gelu", stride=2, implementation=implementation
+            ),
+            [(2, 1, 3, 4), (2, 3, 3), (2,)],
         ),
     }
 

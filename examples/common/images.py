@@ -126,8 +126,8 @@ def read_cifar_binary(path: Path) -> np.ndarray:
     return from_planes(data.reshape(-1, CIFAR_RECORD)[:, 1:])
 
 
-def read_cifar_python(path: Path) -> np.ndarray:
-    """Reads a pickled dictionary, in which ``data`` is uint8 (N, 3072)."""
+def read_pickled(path: Path, name: str) -> Any:
+    """Reads an entry of a pickled dictionary; None if there is none."""
     try:
         with path.open("rb") as file:
             batch = ArrayUnpickler(file, encoding="bytes").load()
@@ -137,7 +137,12 @@ def read_cifar_python(path: Path) -> np.ndarray:
         raise UserError(
             f"reading {path}: expected a pickled CIFAR batch, got: {one_line(error)}"
         ) from error
-    data = batch.get(b"data", batch.get("data")) if isinstance(batch, dict) else None
+    return batch.get(name.encode(), batch.get(name)) if isinstance(batch, dict) else None
+
+
+def read_cifar_python(path: Path) -> np.ndarray:
+    """Reads a pickled dictionary, in which ``data`` is uint8 (N, 3072)."""
+    data = read_pickled(path, "data")
     is_bytes = isinstance(data, np.ndarray) and data.dtype == np.uint8
     if not is_bytes or data.shape[1:] != (CIFAR_RECORD - 1,):
         actual = f"{data.dtype}{data.shape}" if isinstance(data, np.ndarray) else "no array"

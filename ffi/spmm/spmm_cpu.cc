@@ -1,136 +1,14 @@
 // CPU kernels of the sparse-dense product. Every output is one sum over its row's entries, taken by
 // one thread in an order that depends on the shape and the instruction set, never on the threads.
+#include <new>
+
 #include "spmm/column_cpu.h"
 #include "spmm/matrices_cpu.h"
+#include "spmm/row_cpu.h"
 #include "spmm/spmm.h"
 
 namespace jaxsparse::JAXSPARSE_ISA {
 namespace {
-
-// A stretch of one row's entries, values as accumulators, in their order in the row.
-template <typename Acc, typename Index>
-struct Entries {
-  const Acc* values;
-  const Index* columns;
-  int64_t count;
-};
-
-// Hands out rows in stretches. Values that are permuted or of 16 bits are staged in a buffer, for
-// several rows at once; so are 16-bit indices beside 16-bit values, so that fewer kernels are
-// instantiated. `Index` is what the kernel then sees.
-template <typename T, typename Index>
-class RowReader {
-  using Acc = typename Accumulator<T>::type;
-  static constexpr bool kDirect = std::is_same_v<T, Acc>;
-
- public:
-  JAXSPARSE_INLINE RowReader(const Matrices<T>& matrices, int64_t limit)
-      : matrices_(matrices), window_{limit} {}
-
-  // Entries [begin, end) or the first of them.
-  JAXSPARSE_INLINE Entries<Acc, Index> Next(int64_t begin, int64_t end) {
-    if constexpr (kDirect) {
-      if (matrices_.permutation == nullptr) {
-        return {matrices_.values + begin, Columns() + begin, end - begin};
-      }
-    }
-    if (!window_.Holds(begin, end)) Stage(begin, end);
-    const int64_t at = begin - window_.begin;
-    const int64_t last = end < window_.end ? end : window_.end;
-    return {values_ + at, Columns() == nullptr ? columns_ + at : Columns() + begin, last - begin};
-  }
-
- private:
-  JAXSPARSE_INLINE const Index* Columns() const {
-    if constexpr (sizeof(Index) == 4) return matrices_.column_indices.wide;
-    else return matrices_.column_indices.narrow;
-  }
-
-  [[gnu::noinline]] void Stage(int64_t begin, int64_t end) {
-    window_.MoveTo(begin, end);
-    matrices_.permutation != nullptr ? StageValues<true>() : StageValues<false>();
-    if constexpr (!kDirect) {
-      if (const uint16_t* narrow = matrices_.column_indices.narrow) {
-        const int64_t count = window_.end - begin;
-        for (int64_t i = 0; i < count; ++i) columns_[i] = narrow[begin + i];
-      }
-    }
-  }
-
-  template <bool kPermuted>
-  JAXSPARSE_INLINE void StageValues() {
-    constexpr int kLanes = kMaxLanes<Acc>;
-    const Matrices<T> matrices = matrices_;  // which no store can change, as GCC knows of a copy
-    const int64_t begin = window_.begin, count = window_.end - begin;
-    int64_t i = 0;
-    for (; i + kLanes <= count; i += kLanes) {
-      Store<kLanes, Acc>(matrices.template Values<kLanes, kPermuted>(begin + i), values_ + i);
-    }
-    for (; i < count; ++i) values_[i] = matrices.template Values<1, kPermuted>(begin + i)[0];
-  }
-
-  const Matrices<T>& matrices_;
-  Window window_;
-  Acc values_[Window::kSize];
-  Index columns_[kDirect ? 1 : Window::kSize];
-};
-
-// Columns of a dense matrix, by vectors that follow one another, but for the last one: that begins
-// at `last`, so that it may overlap the one before.
-template <typename X>
-struct Columns {
-  const X* data;
-  uint32_t rows;
-  int64_t stride, last;
-};
-
-// sums[v] += the product of an entry with kVectors * kLanes columns of x.
-template <int kLanes, int kVectors, typename Acc, typename X, typename Index>
-JAXSPARSE_INLINE void MultiplyEntry(const Entries<Acc, Index>& entries, int64_t i,
-                                    const Columns<X>& x, Vector<Acc, kLanes>* sums) {
-  const X* from = x.data + Within(static_cast<uint32_t>(entries.columns[i]), x.rows) * x.stride;
-  // Or GCC keeps an address for each vector, in more registers than there are.
-  if constexpr (kVectors > 2) asm("" : "+r"(from));
-  const auto value = Broadcast<kLanes>(entries.values[i]);
-#pragma GCC unroll 8
-  for (int v = 0; v < kVectors; ++v) {
-    sums[v] += value * Load<kLanes>(from + (v + 1 < kVectors ? v * kLanes : x.last));
-  }
-}
-
-// sums[v] = the products of one row. Narrow tiles interleave kChains partial sums, since one chain
-// would wait for each multiply-add to finish; short rows do not gain by that.
-template <int kLanes, int kVectors, typename Acc, typename X, typename T, typename Index>
-JAXSPARSE_INLINE void MultiplyRow(RowReader<T, Index>& row, int64_t begin, int64_t end,
-                                  const Columns<X>& x, Vector<Acc, kLanes>* sums) {
-  constexpr int kChains = kVectors >= 8 ? 1 : kVectors >= 4 ? 2 : 4;
-  constexpr int kStep = kVectors == 1 ? 2 * kChains : kChains;
-  constexpr int64_t kLong = 16;
-  Vector<Acc, kLanes> partial[kChains][kVectors] = {};
-  while (begin < end) {
-    const Entries<Acc, Index> entries = row.Next(begin, end);
-    int64_t i = 0;
-    if (entries.count >= kLong) {
-      for (; i + kStep <= entries.count; i += kStep) {
-#pragma GCC unroll 8
-        for (int c = 0; c < kStep; ++c) {
-          MultiplyEntry<kLanes, kVectors>(entries, i + c, x, partial[c % kChains]);
-        }
-      }
-    }
-#pragma GCC unroll 1
-    for (; i < entries.count; ++i) {
-      MultiplyEntry<kLanes, kVectors>(entries, i, x, partial[0]);
-    }
-    begin += entries.count;
-  }
-#pragma GCC unroll 8
-  for (int v = 0; v < kVectors; ++v) {
-    sums[v] = partial[0][v];
-#pragma GCC unroll 4
-    for (int c = 1; c < kChains; ++c) sums[v] += partial[c][v];
-  }
-}
 
 // Tiles of one row of the output, of at least two columns, widest first. A last, partial vector is
 // moved back over columns that are done already, so that it is full.
@@ -187,6 +65,97 @@ void Rows(const SpmmProblem& problem, Workers& workers) {
       RowsKernel<T, Index> kernel{problem, matrices, reader, row, bounds.begin, bounds.end};
       kernel.template Tiles<kMax, 8>(0);
     }
+  });
+}
+
+// f.operator()<kVectors>() for as many vectors of kLanes as cover so many columns.
+template <int kLanes, int kVectors, typename F>
+JAXSPARSE_INLINE void DispatchVectors(int64_t width, F&& f) {
+  if constexpr (kVectors > 1) {
+    if (width <= (kVectors - 1) * kLanes) return DispatchVectors<kLanes, kVectors - 1>(width, f);
+  }
+  f.template operator()<kVectors>();
+}
+
+// Rows of the output in one tile of its columns, which is kVectors wide. The tile's columns of x
+// are copied first, vector behind vector, in the type of the sums: close together, each vector
+// within a line of the cache. The last vector is moved back over columns of the one before it, so
+// that it is full.
+template <int kVectors, typename T, typename Index>
+struct TileKernel {
+  using Acc = typename Accumulator<T>::type;
+  static constexpr int kLanes = kMaxLanes<Acc>;
+  static constexpr int64_t kStride = kVectors * kLanes;
+
+  const SpmmProblem& problem;
+  const Matrices<T>& matrices;
+  int64_t column, width;
+
+  JAXSPARSE_INLINE int64_t Place(int v) const {
+    return column + (v + 1 < kVectors ? v * kLanes : width - kLanes);
+  }
+
+  JAXSPARSE_INLINE void Copy(Acc* to) const {
+    const T* from = matrices.x;
+    for (uint32_t k = 0; k < matrices.columns; ++k, from += problem.n, to += kStride) {
+      for (int v = 0; v < kVectors; ++v) {
+        Store<kLanes, Acc>(Load<kLanes>(from + Place(v)), to + v * kLanes);
+      }
+    }
+  }
+
+  JAXSPARSE_INLINE void Multiply(const TaskRows& rows, const Acc* copy) const {
+    const Columns<Acc> x{copy, matrices.columns, kStride, kStride - kLanes};
+    RowReader<T, Index> reader(matrices, rows.end);
+    for (int64_t row = rows.first; row < rows.last; ++row) {
+      const RowBounds bounds(matrices.row_offsets, row, problem.pattern.nse);
+      Vector<Acc, kLanes> sums[kVectors];
+      MultiplyRow<kLanes, kVectors, Acc>(reader, bounds.begin, bounds.end, x, sums);
+      const Acc bias = matrices.bias == nullptr ? Acc(0) : Acc(ToFloat(matrices.bias[row]));
+      for (int v = 0; v < kVectors; ++v) {
+        Finish<kLanes, T, Acc>(problem, matrices, sums[v] + bias, row * problem.n + Place(v));
+      }
+    }
+  }
+};
+
+// Multiply-adds with a number of x that pay for copying it: from 16 on it is faster, and a task of
+// fewer rows than have 4 of them would copy for longer than it multiplies.
+constexpr int64_t kReuse = 16, kReuseInTask = 4;
+
+// Tile by tile. A copy of k rows shall fit the first cache, but be no narrower than 192 bytes, of
+// which each entry's index and value are read for three lines: then it fits half of the second one
+// up to k = 2,700.
+template <typename T, typename Index>
+void Tiles(const SpmmProblem& problem, Workers& workers) {
+  using Acc = typename Accumulator<T>::type;
+  constexpr int kLanes = kMaxLanes<Acc>, kMost = 8;
+  constexpr int64_t kFirstCache = 32 << 10, kNarrowest = 192;
+  const int64_t k = problem.pattern.columns, nse = problem.pattern.nse;
+  const int64_t vectors = CeilDivide(problem.n, kLanes);
+  const int64_t wanted = Between(kNarrowest, kFirstCache / (k > 0 ? k : 1), kMost * kVectorBytes);
+  const int64_t tiles = CeilDivide(vectors, Between(1, wanted / kVectorBytes, kMost));
+  Batch batch_of_tiles = problem.batch;
+  batch_of_tiles.count *= tiles;
+  RowTasks tasks(problem.pattern, batch_of_tiles, CeilDivide(problem.n, tiles), workers,
+                 /*per_thread=*/2);
+  tasks.per_entry = Between(1, nse / (kReuseInTask * (k > 0 ? k : 1)), tasks.per_entry);
+  ParallelFor(workers, tasks.count(), [&](int64_t task) {
+    const int64_t tile = tasks.BatchEntry(task) % tiles;
+    const Matrices<T> matrices(problem, tasks.BatchEntry(task) / tiles);
+    const TaskRows rows(tasks, matrices.row_offsets, task);
+    // Of about equal numbers of vectors, so that only the last tile's last one may be partial.
+    const int64_t begin = vectors * tile / tiles * kLanes;
+    const int64_t end = tile + 1 < tiles ? vectors * (tile + 1) / tiles * kLanes : problem.n;
+    DispatchVectors<kLanes, kMost>(end - begin, [&]<int kVectors>() {
+      using Kernel = TileKernel<kVectors, T, Index>;
+      const Kernel kernel{problem, matrices, begin, end - begin};
+      constexpr auto kAligned = std::align_val_t(kVectorBytes);
+      void* memory = ::operator new(sizeof(Acc) * Kernel::kStride * k, kAligned);
+      kernel.Copy(static_cast<Acc*>(memory));
+      kernel.Multiply(rows, static_cast<const Acc*>(memory));
+      ::operator delete(memory, kAligned);
+    });
   });
 }
 
@@ -332,12 +301,27 @@ void LaunchPanels(const SpmmProblem& problem, Workers& workers) {
   });
 }
 
+// Of fewer columns than a vector has, rows lie as close together as copies would.
+void LaunchTiles(const SpmmProblem& problem, Workers& workers) {
+  DispatchTypes(problem, [&]<typename T, typename Index>() {
+    const bool narrow = problem.n < kMaxLanes<typename Accumulator<T>::type>;
+    narrow ? LaunchRows(problem, workers) : Tiles<T, Index>(problem, workers);
+  });
+}
+
 void LaunchScalar(const SpmmProblem& problem, Workers& workers) {
   DispatchDType(problem.dtype, [&]<typename T>() { Scalar<T>(problem, workers); });
 }
 
-// The dense operand's layout decides; the plain kernel takes what neither of the others does.
+// The dense operand's layout decides, and how often its numbers are used; the plain kernel takes
+// what none of the others does.
 constexpr CpuVariant<SpmmProblem> kVariants[] = {
+    {"tiles", [](const SpmmProblem& p) { return !p.dense_on_left; },
+     [](const SpmmProblem& p) {
+       const bool reused = p.pattern.nse >= kReuse * p.pattern.columns;
+       return reused && p.n >= kMaxLanes<float> ? 0.5 : 2.0;
+     },
+     LaunchTiles},
     {"rows", [](const SpmmProblem& p) { return !p.dense_on_left; },
      [](const SpmmProblem&) { return 1.0; }, LaunchRows},
     {"panels", [](const SpmmProblem& p) { return p.dense_on_left; },

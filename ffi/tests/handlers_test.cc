@@ -16,6 +16,7 @@
 namespace jaxsparse {
 namespace {
 
+using Bounds = std::vector<std::pair<std::string, int64_t>>;  // attributes and numbers
 struct Handler {
   std::string name;
   XLA_FFI_Handler* call;
@@ -30,7 +31,7 @@ struct Sound {
   std::set<std::string> optional = {}, free_dtype = {}, free_size = {};
   std::vector<int64_t> batch = {};  // operands may have 1 in place of each
   // Attributes out of range.
-  std::vector<std::pair<std::string, int64_t>> out_of_range = {};
+  Bounds out_of_range = {};
   bool for_cpu = true;  // else CPUs refuse the call itself, and whatever is changed in it
   std::vector<TestCall> empty = {};  // as declared, but there is nothing to do
 
@@ -238,8 +239,7 @@ Sound OfGraphs(const char* name, const TestCall& call) {
 }
 
 std::vector<Target> Targets() {
-  const std::vector<std::pair<std::string, int64_t>> workspaces = {
-      {"workspace", -1}, {"workspace", kHuge}, {"workspace", 4097}};
+  const Bounds workspaces = {{"workspace", -1}, {"workspace", kHuge}, {"workspace", 4097}};
   const std::set<std::string> also_float32 = {"out float32"};
   const std::set<std::string> optional = {"bias", "scale_by", "tangent"};
 
@@ -289,7 +289,19 @@ std::vector<Target> Targets() {
   Target softmax{SparseSoftmaxEntry(),
                  {{"forward", SoftmaxCall(false, "float32", {}), optional},
                   {"backward", SoftmaxCall(true, "float16", {3}), optional, {}, {}, {3}}}};
-  const std::vector<std::pair<std::string, int64_t>> of_packed = {
+  const auto windows = [](const char* made, const char* dtype, std::vector<int64_t> batch) {
+    const TestCall call = DepthwiseCall(made, batch.empty(), dtype, "float32", batch);
+    Sound sound{made, call, {"bias", "out", "preactivation"}, {made + std::string(" ") + dtype}};
+    sound.free_size = {"x 0", "x 1", "y 0", "y 1"};
+    sound.batch = batch;
+    for (const char* name : {"channel_axis", "stride", "above", "left"})
+      sound.out_of_range.insert(sound.out_of_range.end(), {{name, -1}, {name, 3}});
+    return sound;
+  };
+  Target depthwise{DepthwiseEntry(), {windows("y", "float32", {})}};
+  Target of_x{DepthwiseInputEntry(), {windows("x", "bfloat16", {2})}};
+  Target of_kernel{DepthwiseKernelEntry(), {windows("kernel", "float16", {})}};
+  const Bounds of_packed = {
       {"cell", 0}, {"cell", 3}, {"parts", 0}, {"workspace", -1}, {"workspace", kHuge}};
   Target packed{PackedProductEntry(), {}}, unpacked{PackedUnpackEntry(), {}};
   for (const int64_t cell : {1, 2}) {
@@ -309,8 +321,7 @@ std::vector<Target> Targets() {
                               {},
                               {{"cell", 0}, {"cell", 3}, {"parts", 0}}});
   }
-  const std::vector<std::pair<std::string, int64_t>> columns = {{"columns", -1},
-                                                                {"columns", kHuge}};
+  const Bounds columns = {{"columns", -1}, {"columns", kHuge}};
   Target check{
       CheckTopologyEntry(),
       {{"plain", CheckTopologyCall(false, "int32"), {}, {}, {"column_indices 0"}, {}, columns},
@@ -402,8 +413,8 @@ std::vector<Target> Targets() {
   Target losses{DynamicLossEntry(),
                 {OfGraphs("in float32", GraphLossCall("float32")),
                  OfGraphs("in bfloat16", GraphLossCall("bfloat16"))}};
-  return {spmm,    sddmm,     packed, unpacked, softmax, attention, paged,
-          tangent, cotangent, check,  scan,     wave,    graphs,    losses};
+  return {spmm,  sddmm, packed, unpacked, softmax, attention, paged, tangent,  cotangent,
+          check, scan,  wave,   graphs,   losses,  depthwise, of_x,  of_kernel};
 }
 
 int Main() {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels/attention.h"
+#include "kernels/depthwise.h"
 #include "kernels/operands.h"
 #include "sddmm/sddmm.h"
 #include "sparse_softmax/sparse_softmax.h"
@@ -248,6 +249,7 @@ int main() {
   TestAll<float16>(random, wide, 1, workers);
   TestAll<bfloat16>(random, wide, 6, workers);
   TestAttention(random);
+  TestDepthwise(random);
   std::printf("%d patterns passed\n", patterns);
   return 0;
 }

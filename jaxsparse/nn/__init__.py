@@ -10,7 +10,9 @@ except ImportError as error:
     raise ImportError("jaxsparse.nn needs Flax: pip install 'jaxsparse[flax]'") from error
 
 from jaxsparse.nn.attention import SparseAttention
+from jaxsparse.nn.batch_norm import fold_batch_norm
 from jaxsparse.nn.cells import GRUCell, LSTMCell, RecurrentCell, SimpleCell
+from jaxsparse.nn.convolution import DepthwiseConv, SparseConv1x1
 from jaxsparse.nn.flax_conversion import from_flax, to_flax
 from jaxsparse.nn.graph_scan import GraphScan
 from jaxsparse.nn.headwise import HeadwiseLinear
@@ -31,6 +33,7 @@ __all__ = [
     "RNN",
     "Bidirectional",
     "ChildSumTreeLSTM",
+    "DepthwiseConv",
     "GRUCell",
     "GraphScan",
     "HeadwiseLinear",
@@ -42,11 +45,13 @@ __all__ = [
     "SLSTMCell",
     "SimpleCell",
     "SparseAttention",
+    "SparseConv1x1",
     "SparseLinear",
     "SparseMultiHeadAttention",
     "TopologyVariable",
     "TreeLSTM",
     "drop_transposes",
+    "fold_batch_norm",
     "from_flax",
     "from_jax_rnn",
     "from_torch",

@@ -103,28 +103,25 @@ class SparseLinear(nnx.Module):
         kernel_metadata: Mapping[str, Any] = MappingProxyType({}),
         bias_metadata: Mapping[str, Any] = MappingProxyType({}),
     ):
-        in_features = as_integer("SparseLinear", "in_features", in_features)
-        out_features = as_integer("SparseLinear", "out_features", out_features)
-        _check_options(
-            "SparseLinear", dot_general, precision, dtype, param_dtype, preferred_element_type
-        )
+        name = type(self).__name__
+        in_features = as_integer(name, "in_features", in_features)
+        out_features = as_integer(name, "out_features", out_features)
+        _check_options(name, dot_general, precision, dtype, param_dtype, preferred_element_type)
         shape = (out_features, in_features)
         key = rngs.params()
         if (sparsity is None) == (topology is None):
-            raise ValueError("SparseLinear: needs either sparsity or topology")
+            raise ValueError(f"{name}: needs either sparsity or topology")
         if topology is None:
             assert sparsity is not None
-            _check_sparsity("SparseLinear", sparsity)
+            _check_sparsity(name, sparsity)
             # Of the kernel's key: layers that are made after this one get the keys that they would
             # get behind an nnx.Linear.
             topology = _random_topology(jax.random.fold_in(key, 1), shape, sparsity)
         if not isinstance(topology, Topology):
-            raise TypeError(
-                f"SparseLinear: topology must be a Topology, got {type(topology).__name__}"
-            )
+            raise TypeError(f"{name}: topology must be a Topology, got {type(topology).__name__}")
         if topology.shape != shape or topology.batch_shape:
             raise ValueError(
-                f"SparseLinear: topology must be one pattern of shape {shape}, (out_features, "
+                f"{name}: topology must be one pattern of shape {shape}, (out_features, "
                 f"in_features), got shape {topology.shape}, batch {topology.batch_shape}"
             )
         self.topology = own_topology(topology)
@@ -179,12 +176,13 @@ class SparseLinear(nnx.Module):
         >>> SparseLinear.from_dense(dense, sparsity=0.9).values.shape
         (205,)
         """
-        check_call("SparseLinear.from_dense: layer must be an nnx.Linear", layer, nnx.Linear)
+        name = f"{cls.__name__}.from_dense"
+        check_call(f"{name}: layer must be an nnx.Linear", layer, nnx.Linear)
         if sparsity is not None and topology is not None:
-            raise ValueError("SparseLinear.from_dense: takes sparsity or topology, got both")
-        _check_options("SparseLinear.from_dense", *_options_of(layer))
+            raise ValueError(f"{name}: takes sparsity or topology, got both")
+        _check_options(name, *_options_of(layer))
         if sparsity is not None:
-            _check_sparsity("SparseLinear.from_dense", sparsity)
+            _check_sparsity(name, sparsity)
         kernel = layer.kernel[...]
         bias: Any = None if layer.bias is None else jnp.copy(layer.bias[...])
         if topology is None:
@@ -220,6 +218,12 @@ class SparseLinear(nnx.Module):
         Raises:
             TypeError, ValueError: as `jaxsparse.linear`.
         """
+        inputs, weight, options = self._operands(inputs)
+        outputs = linear(inputs, weight, **options)
+        return outputs if out_sharding is None else jax.sharding.reshard(outputs, out_sharding)
+
+    def _operands(self, inputs: jax.Array) -> tuple[jax.Array, CSR, dict[str, Any]]:
+        """The inputs and the matrix in the dtype of the computation, and options of the product."""
         bias = None if self.bias is None else self.bias[...]
         inputs, values, bias = self.promote_dtype(
             (inputs, self.values[...], bias), dtype=self.dtype
@@ -228,15 +232,13 @@ class SparseLinear(nnx.Module):
         if wide != inputs.dtype:
             inputs, values = inputs.astype(wide), values.astype(wide)
             bias = None if bias is None else bias.astype(wide)
-        outputs = linear(
-            inputs,
-            CSR(values, self.pattern),
-            bias=bias,
-            activation=self.activation,
-            precision=self.precision,
-            preferred_element_type=self.preferred_element_type,
-        )
-        return outputs if out_sharding is None else jax.sharding.reshard(outputs, out_sharding)
+        options = {
+            "bias": bias,
+            "activation": self.activation,
+            "precision": self.precision,
+            "preferred_element_type": self.preferred_element_type,
+        }
+        return inputs, CSR(values, self.pattern), options
 
 
 def obstacle_of_options(layer: nnx.Linear | nnx.LinearGeneral) -> str | None:

@@ -20,7 +20,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.core import ShapedArray
-from jax.interpreters import ad
 
 from jaxsparse.device import AnyDevice
 from jaxsparse.ops.arguments import (
@@ -37,9 +36,10 @@ from jaxsparse.ops.dense_product import (
     dense_spmm_pays,
     reason_for_dense_spmm,
 )
+from jaxsparse.ops.epilogue import define_epilogue_jvp, multiplied
 from jaxsparse.ops.plain_products import ACTIVATIONS, sddmm_xla, spmm_xla
 from jaxsparse.pattern import transpose_is_missing
-from jaxsparse.precision import accumulator_dtype, common_dtype, cotangent_params, unrounded
+from jaxsparse.precision import accumulator_dtype, common_dtype, cotangent_params
 from jaxsparse.primitive import (
     Fallback,
     FfiCall,
@@ -56,15 +56,6 @@ from jaxsparse.primitive import (
 
 def _out_dtypes(avals: Any, params: dict[str, Any]) -> list[Any]:
     return [params["out_dtype"]] * (2 if params.get("with_preactivation") else 1)
-
-
-def _multiplied(params: dict[str, Any]) -> dict[str, Any]:
-    """As `unrounded`, of a product that is then multiplied by more than ones and zeros.
-
-    So is its cotangent, which may leave float16's range and is not rounded to that.
-    """
-    wide = unrounded(params)
-    return {**wide, "cotangent_dtype": None} if params["out_dtype"] == jnp.float16 else wide
 
 
 # ---- spmm: out = A x ----
@@ -221,71 +212,12 @@ spmm_epilogue_p = make_primitive(
 )
 
 
-def _spmm_epilogue_jvp(
-    primals: Any,
-    tangents: Any,
-    *,
-    has_bias: bool,
-    activation: str | None,
-    with_preactivation: bool,
-    **params: Any,
-) -> Any:
-    # z = A x + b, y = f(z):  dz = A(dv) x + A dx + db,  dy = f'(z) dz. The tangent is plain spmm.
-    of_sums = _multiplied(params) if activation == "gelu" else unrounded(params)
-    of_epilogue = functools.partial(bind, spmm_epilogue_p, *primals, has_bias=has_bias)
-    if activation is None and not with_preactivation:
-        z = y = of_epilogue(activation=None, with_preactivation=False, **params)[0]
-    elif of_sums is params:
-        y, z = of_epilogue(activation=activation, with_preactivation=True, **params)
-    else:
-        # A kernel would round z to 16 bits, and f'(z) needs its float32 sums.
-        z = of_epilogue(activation=None, with_preactivation=False, **of_sums)[0]
-        y = ACTIVATIONS[activation](z).astype(params["out_dtype"])
-    bias = _x_of(params) + 1
-    varying = [i for i in (_VALUES, bias - 1) if type(tangents[i]) is not ad.Zero]
-    bias_varies = has_bias and type(tangents[bias]) is not ad.Zero
-    of_term = params if activation is None and len(varying) + bias_varies == 1 else of_sums
-    of_term = {**of_term, "variant": None}
-    terms = [
-        bind(spmm_p, *primals[:i], tangents[i], *primals[i + 1 : bias], **of_term)[0]
-        for i in varying
-    ]
-    if varying or bias_varies:
-        dy, dz = _epilogue_tangents(
-            z,
-            terms,
-            tangents[bias] if bias_varies else None,
-            activation=activation,
-            of_columns=params["dense_on_left"],
-            dtype=of_term["out_dtype"],
-            out_dtype=y.dtype,
-        )
-    else:
-        dy = dz = ad.Zero(jax.typeof(y).to_tangent_aval())
-    return ([y, z.astype(y.dtype)], [dy, dz]) if with_preactivation else ([y], [dy])
-
-
-@functools.partial(jax.jit, static_argnames=("activation", "of_columns", "dtype", "out_dtype"))
-def _epilogue_tangents(
-    z: jax.Array,
-    terms: list[jax.Array],
-    bias: jax.Array | None,
-    *,
-    activation: str | None,
-    of_columns: bool,
-    dtype: Any,
-    out_dtype: Any,
-) -> tuple[jax.Array, jax.Array]:
-    """The tangents dy and dz, of terms of dz: one program where nothing is compiled around it."""
-    if bias is not None:
-        column = jnp.expand_dims(bias.astype(dtype), -2 if of_columns else -1)
-        terms = [*terms, column + jnp.zeros_like(z, dtype)]
-    dz = functools.reduce(jnp.add, terms)
-    dy = jax.jvp(ACTIVATIONS[activation], (z.astype(dtype),), (dz,))[1]
-    return dy.astype(out_dtype), dz.astype(out_dtype)
-
-
-ad.primitive_jvps[spmm_epilogue_p] = _spmm_epilogue_jvp
+define_epilogue_jvp(
+    spmm_epilogue_p,
+    spmm_p,
+    lambda **params: (_VALUES, _x_of(params)),
+    lambda *, dense_on_left, **_: -1 if dense_on_left else -2,
+)
 
 
 # ---- sddmm: values = (x y^T) at the pattern ----
@@ -348,13 +280,13 @@ def _sddmm_transpose(
     x, y, *pattern = operands[:scale_by]
     ct = ct if cotangent_dtype is None else ct.astype(cotangent_dtype)
     if scaled and undefined(operands[scale_by]):
-        of_sums = _multiplied({**params, "out_dtype": ct.dtype})
+        of_sums = multiplied({**params, "out_dtype": ct.dtype})
         (product,) = bind(sddmm_p, x, y, *pattern, scaled=False, **of_sums)
         return scale_by, ct.astype(product.dtype) * product
     if scaled:
         wide = accumulator_dtype(ct.dtype)
         product = ct.astype(wide) * operands[scale_by].astype(wide)
-        ct = product if ct.dtype == jnp.float16 else product.astype(ct.dtype)  # as in _multiplied
+        ct = product if ct.dtype == jnp.float16 else product.astype(ct.dtype)  # as in multiplied
     position, dense, transpose = (_SDDMM_X, y, False) if undefined(x) else (_SDDMM_Y, x, True)
     if transpose and columns is not None:
         raise transpose_is_missing("sddmm: the gradient with respect to y")

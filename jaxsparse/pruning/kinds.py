@@ -19,8 +19,10 @@ from jaxsparse.nn import (
     PackedLinear,
     RecurrentCell,
     SimpleCell,
+    SparseConv1x1,
     SparseLinear,
 )
+from jaxsparse.nn.convolution import obstacle_of_conv
 from jaxsparse.pruning import layers, recurrent_layers
 
 
@@ -40,6 +42,8 @@ class Kind:
             be, because they would be rounded more than the layer does for instance.
         packed: the type of such a layer, which ``to_dense`` takes too; None if it is that of
             ``sparse``, or there is none.
+        has: layer, dense or sparse -> whether it is of this kind; others of its type are as layers
+            that have none.
     """
 
     sparse: type[nnx.Module]
@@ -50,10 +54,15 @@ class Kind:
     prepare: Callable[..., str | None] | None = None
     to_packed: Callable[[Any], nnx.Module | str] = lambda layer: "its type has no packed form"
     packed: type[nnx.Module] | None = None
+    has: Callable[[Any], bool] = lambda layer: True
 
 
 def _of_linear(layer: nnx.Linear) -> list[np.ndarray]:
     return [np.asarray(layer.kernel[...]).T]
+
+
+def _of_conv(layer: nnx.Conv) -> list[np.ndarray]:
+    return [np.asarray(layer.kernel[...]).reshape(-1, layer.out_features).T]
 
 
 def _of_linear_general(layer: nnx.LinearGeneral) -> list[np.ndarray]:
@@ -91,6 +100,15 @@ KINDS: Mapping[type[nnx.Module], Kind] = MappingProxyType(
             to_sparse=layers.SparseLinearGeneral.from_dense,
             to_dense=layers.dense_linear_general,
             to_packed=layers.packed_linear_general,
+        ),
+        nnx.Conv: Kind(
+            sparse=SparseConv1x1,
+            weights=_of_conv,
+            obstacle=obstacle_of_conv,
+            to_sparse=SparseConv1x1.from_dense,
+            to_dense=layers.dense_conv,
+            prepare=layers.remark_on_conv,
+            has=lambda layer: all(size == 1 for size in layer.kernel_size),
         ),
         RNN: _recurrent(RNN, recurrent_layers.prepare),
         Bidirectional: _recurrent(Bidirectional, recurrent_layers.prepare),

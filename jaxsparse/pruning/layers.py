@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxsparse.nn import PackedLinear, SparseLinear
+from jaxsparse.nn import PackedLinear, SparseConv1x1, SparseLinear
 from jaxsparse.nn.linear import LINEAR_OPTIONS, check_call, obstacle_of_options
 
 
@@ -146,11 +146,7 @@ def dense_linear(layer: SparseLinear | PackedLinear) -> nnx.Linear:
     """
     expected = "densify: layer must be a SparseLinear or PackedLinear"
     check_call(expected, layer, SparseLinear, PackedLinear)
-    if layer.activation is not None:
-        raise ValueError(
-            "densify: nnx.Linear has no activation, "
-            f"but a {type(layer).__name__} was made with activation={layer.activation!r}"
-        )
+    _check_activation("nnx.Linear", layer)
     bias: Any = None if layer.bias is None else jnp.copy(layer.bias[...])
     dtype = layer.weight.dtype
     options = (
@@ -166,6 +162,45 @@ def dense_linear(layer: SparseLinear | PackedLinear) -> nnx.Linear:
         bias_init=lambda *_: bias,
         rngs=nnx.Rngs(0),
     )
+
+
+def dense_conv(layer: SparseConv1x1) -> nnx.Conv:
+    """An nnx.Conv of 1 x 1 with a copy of the matrix, zeros in place, and of the bias.
+
+    Raises:
+        TypeError: for a subclass with a call of its own, which the dense layer would not have.
+        ValueError: if an activation is fused with the product, or channels don't come last.
+    """
+    check_call("densify: layer must be a SparseConv1x1", layer, SparseConv1x1)
+    _check_activation("nnx.Conv", layer)
+    if layer.channel_axis != -1:
+        raise ValueError(
+            "densify: nnx.Conv has its channels last, "
+            f"but a SparseConv1x1 was made with channel_axis={layer.channel_axis}"
+        )
+    bias: Any = None if layer.bias is None else jnp.copy(layer.bias[...])
+    return nnx.Conv(
+        layer.in_features,
+        layer.out_features,
+        layer.kernel_size,
+        **{name: getattr(layer, name) for name in LINEAR_OPTIONS},
+        kernel_init=lambda _, shape, dtype: layer.weight.todense().T.reshape(shape),
+        bias_init=lambda *_: bias,
+        rngs=nnx.Rngs(0),
+    )
+
+
+def remark_on_conv(layer: SparseConv1x1, inputs: jax.Array, **_: Any) -> str | None:
+    """What is to be known of a sparse convolution's time on this device, or None."""
+    return "channels last: transposed" if jax.default_backend() == "gpu" else None
+
+
+def _check_activation(dense: str, layer: SparseLinear | PackedLinear) -> None:
+    if layer.activation is not None:
+        raise ValueError(
+            f"densify: {dense} has no activation, "
+            f"but a {type(layer).__name__} was made with activation={layer.activation!r}"
+        )
 
 
 def dense_linear_general(layer: SparseLinearGeneral) -> nnx.LinearGeneral:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 from flax import nnx
 
 from jaxsparse import timing
+from jaxsparse.nn.calls import calls_through
 from jaxsparse.pruning.targets import join
 
 Run = Callable[[Any], Any]  # calls a model on the example inputs
@@ -99,29 +99,9 @@ def _record(
         return call
 
     # Without jit every step of a scan, and each call of a compiled function, is a call.
-    with _calls_through({type(layer) for layer in layers.values()}, recording), jax.disable_jit():
+    with calls_through({type(layer) for layer in layers.values()}, recording), jax.disable_jit():
         _run(model, {name: name for name in layers}.get, run, abstract)
     return {name: list(recorded.values()) for name, recorded in calls.items()}
-
-
-@contextlib.contextmanager
-def _calls_through(
-    classes: set[Any], wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]
-) -> Iterator[None]:
-    """Calls of instances of these classes go through a wrapper of their ``__call__``."""
-    own: dict[Any, Any] = {cls: vars(cls).get("__call__") for cls in classes}
-    # All are looked up before any is changed, as one may be the base of another.
-    wrapped = {cls: wrapper(cls.__call__) for cls in classes}
-    try:
-        for cls, call in wrapped.items():
-            cls.__call__ = call
-        yield
-    finally:
-        for cls, call in own.items():
-            if call is None:  # it is a base's
-                del cls.__call__
-            else:
-                cls.__call__ = call
 
 
 def check_runs(model: nnx.Module, layers: Iterable[str], run: Run) -> None:

@@ -222,7 +222,9 @@ def _outermost(model: nnx.Module, kinds: Kinds) -> dict[str, nnx.Module]:
         # A child within a plain container has a longer path than its parent by more than one.
         above = (paths.get(path[:depth]) for depth in range(len(path)))
         inside = any(id(parent) in known for parent in above)
-        if type(module) in kinds and not inside and id(module) not in known:
+        kind = kinds.get(type(module))
+        is_meant = kind is not None and kind.has(module)
+        if is_meant and not inside and id(module) not in known:
             found[path] = module
             known.add(id(module))
     return {

@@ -66,7 +66,9 @@ def _report(
     cls = type(module)
     base = next((kind for kind in kinds if issubclass(cls, kind)), None)
     reason = f"{cls.__name__} has no sparse form"
-    if base is not None:
+    if base is cls:
+        reason = f"such a {reason}"  # others of its type have one
+    elif base is not None:
         reason += f", and that of {base.__name__} would not run its code: see kinds"
     size = sum(matrix.size for matrix in matrices)
     return LayerReport(

@@ -106,6 +106,40 @@ inline TestCall SoftmaxCall(bool backward, const std::string& dtype, std::vector
   return call;
 }
 
+// 4 channels, 3 images of 6 x 9, stride 2; `given`: which of x, y and the kernel it computes.
+inline TestCall DepthwiseCall(const std::string& given, bool channels_first,
+                              const std::string& dtype, const std::string& out_dtype,
+                              std::vector<int64_t> batch) {
+  constexpr int64_t kChannels = 4, kImages = 3;
+  const int64_t outer = channels_first ? kChannels : kImages;
+  const int64_t inner = channels_first ? kImages : kChannels;
+  const TestArray x{"x", dtype, Batched(batch, {outer, inner, 6, 9})};
+  const TestArray y{"y", dtype, Batched(batch, {outer, inner, 2, 5})};
+  const TestArray kernel{"kernel", dtype, Batched(batch, {kChannels, 3, 3})};
+  TestCall call;
+  if (given == "y") {
+    call.operands = {x, kernel, {"bias", dtype, Batched(batch, {kChannels})}};
+    call.results = {y, y};
+    call.results[0].name = "out";
+    call.results[1].name = "preactivation";
+  } else if (given == "x") {
+    call.operands = {y, kernel};
+    call.results = {x};
+  } else {
+    call.operands = {x, y};
+    call.results = {kernel};
+  }
+  for (TestArray& result : call.results) result.dtype = out_dtype;
+  call.attributes = {{"variant", ""},        {"channel_axis", int64_t{channels_first ? 0 : 1}},
+                     {"stride", int64_t{2}}, {"above", int64_t{1}},
+                     {"left", int64_t{2}},   {"activation", given == "y" ? "gelu" : "none"}};
+  if (given == "kernel") {
+    call.results.push_back({"workspace", "uint8", {1 << 16}});
+    call.attributes["workspace"] = int64_t{1 << 16};
+  }
+  return call;
+}
+
 // Two strips and two parts of two panels each, in ten rows of words.
 inline TestCall PackedCall(int64_t cell, bool left, bool has_bias, const std::string& dtype,
                            const std::string& out_dtype, int64_t workspace) {

@@ -1,0 +1,1 @@
+"""Depthwise convolutions, as the layers of MobileNetV1 have them."""

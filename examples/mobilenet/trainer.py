@@ -1,0 +1,148 @@
+"""Training of one MobileNet: dense, or pruned on the way."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jax import Array
+
+from jaxsparse.pruning import polynomial, prune
+
+from ..common.checkpoint import Checkpoints
+from ..common.resumable import Loop, resumable
+from .data import CLASSES, Dataset, Part, batches
+from .model import POINTWISE, MobileNet
+
+SCORED = 250  # Images at a time.
+# Pruned from a tenth of the steps on to 6/10 of them, at so many steps; the rest is recovery.
+BEGIN, END, TIMES = 0.1, 0.6, 20
+
+
+class State(NamedTuple):
+    """What training changes."""
+
+    steps: Array  # How many were made.
+    params: nnx.State
+    statistics: nnx.State  # Of batch normalisation.
+    optimizer: Any
+
+
+@functools.cache  # Models of one size share what is compiled for an optimizer.
+def make_optimizer(rate: float, steps: int, sparsity: float) -> optax.GradientTransformation:
+    """AdamW under a cosine, which prunes the convolutions of 1 x 1 if there is a sparsity."""
+    warm_up = max(1, steps // 20)
+    schedule = optax.warmup_cosine_decay_schedule(0.0, rate, warm_up, max(steps, warm_up + 1))
+    optimizer = optax.adamw(schedule, weight_decay=0.01)
+    if sparsity == 0:
+        return optimizer
+    begin = max(1, int(BEGIN * steps))
+    end = max(begin + 1, int(END * steps))
+    frequency = max(1, (end - begin) // TIMES)
+    pruning = polynomial(1 - sparsity, begin=begin, end=end, frequency=frequency)
+    return prune(optimizer, pruning, POINTWISE)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
+def train_on_batch(
+    graph: Any, optimizer: optax.GradientTransformation, state: State, images: Array, labels: Array
+) -> tuple[State, Array]:
+    """Makes a training step; the loss, in nats per image, is that before."""
+
+    def loss(params: Any) -> tuple[Array, Any]:
+        model = nnx.merge(graph, params, state.statistics, copy=True)  # which this trace changes
+        model.train()
+        losses = optax.softmax_cross_entropy_with_integer_labels(model(images), labels)
+        return losses.mean(), nnx.state(model, nnx.BatchStat)
+
+    (mean, statistics), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
+    updates, moments = optimizer.update(grads, state.optimizer, state.params)
+    params = optax.apply_updates(state.params, updates)
+    return State(state.steps + 1, params, statistics, moments), mean
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def logits_of(graph: Any, state: Any, images: Array) -> Array:
+    """What a model says of images, with the statistics of training."""
+    model = nnx.merge(graph, state)
+    model.eval()
+    return model(images)
+
+
+def score(model: MobileNet, dataset: Dataset) -> dict[str, float]:
+    """The loss on what is tested, and the share of images whose likeliest class is right."""
+    graph, state = nnx.split(model)
+    images, labels = dataset.test
+    found = np.concatenate(
+        [
+            logits_of(graph, state, dataset.normalised(images[i : i + SCORED]))
+            for i in range(0, len(images), SCORED)
+        ]
+    ).astype(float)
+    of_class = found[np.arange(len(labels)), labels]
+    losses = np.logaddexp.reduce(found, axis=1) - of_class
+    right = found.argmax(1) == labels
+    return {"held_out": float(losses.mean()), "accuracy": float(right.mean())}
+
+
+class Trainer:
+    """A MobileNet in training."""
+
+    def __init__(self, dataset: Dataset, args: argparse.Namespace):
+        self.dataset, self.args = dataset, args
+        _, resolution, _, channels = dataset.train.images.shape
+        model = MobileNet(args.width, resolution, channels, CLASSES, seed=args.seed)
+        self.graph, params, statistics = nnx.split(model, nnx.Param, ...)
+        self.optimizer = make_optimizer(args.learning_rate, args.steps, args.sparsity)
+        state = State(jnp.zeros((), int), params, statistics, self.optimizer.init(params))
+        # Committed to the device, as restored states are: else a program is compiled for each.
+        self.state = jax.device_put(state, jax.local_devices()[0])
+
+    @property
+    def model(self) -> MobileNet:
+        """The model as it is now."""
+        model: MobileNet = nnx.merge(
+            self.graph, *jax.tree.map(jnp.copy, (self.state.params, self.state.statistics))
+        )
+        return model
+
+    def step(self, batch: Part) -> Array:
+        """Updates the state; returns the loss before."""
+        images = self.dataset.normalised(batch.images)
+        self.state, loss = train_on_batch(
+            self.graph, self.optimizer, self.state, images, batch.labels
+        )
+        return loss
+
+
+def train(
+    dataset: Dataset, checkpoints: Checkpoints, args: argparse.Namespace
+) -> tuple[MobileNet, Loop]:
+    """Trains up to the last step; returns the model and the loop, which has the learning curve."""
+    trainer = Trainer(dataset, args)
+    run = resumable(
+        trainer.state,
+        checkpoints,
+        args,
+        unit="nats/image",
+        counted="images",
+        tokens=args.batch,
+        title=args.title,
+    )
+    with run as (trainer.state, loop):
+        if loop.score_is_due:  # That of a new run, before its first step.
+            loop.record_score(**score(trainer.model, dataset))
+        each = batches(dataset, args.batch, args.seed, loop.step)
+        for _ in loop.steps():
+            loop.record_loss(trainer.step(next(each)))
+            if loop.score_is_due:
+                loop.record_score(**score(trainer.model, dataset))
+            if loop.saving_is_due:
+                loop.save(trainer.state)
+    return trainer.model, loop

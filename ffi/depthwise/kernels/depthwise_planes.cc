@@ -1,0 +1,69 @@
+// Planes of a depthwise convolution and of its transpose in x, on the host: how the kernels are
+// configured, their predicted time, their instances and launches.
+#include "depthwise/kernels/depthwise_planes.h"
+
+#include "depthwise/cost.h"
+#include "depthwise/depthwise_cuda.h"
+#include "nvrtc/expression.h"
+
+namespace jaxsparse {
+namespace {
+
+// Many rows for each thread read less of the source twice, but few fill a GPU.
+// Threads, each of so many rows.
+template <bool kTransposed>
+int64_t Units(const DepthwiseProblem& p, int of_thread) {
+  const int64_t rows = kTransposed ? p.height : p.rows;
+  const int64_t columns = kTransposed ? p.width : p.columns;
+  return p.batch.count * p.Planes() * CeilDivide(rows, of_thread) *
+         CeilDivide(columns, kDepthwiseColumns);
+}
+
+// Many rows for each thread read less of the source twice, but few fill a GPU.
+template <bool kTransposed>
+DepthwisePlanesConfig ConfigOf(const DepthwiseProblem& p) {
+  constexpr int64_t kEnough = 1024;  // threads of a multiprocessor
+  DepthwisePlanesConfig config{.stride = p.stride, .left = p.left, .transposed = kTransposed};
+  if (p.stride == 2) config.rows = 2;  // which read as much
+  if (kTransposed && p.stride == 2) return config;
+  if (kTransposed) config.left = kTaps - 1 - p.left;
+  while (config.rows > 1 && Units<kTransposed>(p, config.rows) < kEnough * p.gpu.multiprocessors) {
+    config.rows /= 2;
+  }
+  return config;
+}
+
+template <bool kTransposed>
+KernelSource Source(const DepthwiseProblem& p) {
+  const DepthwisePlanesConfig config = ConfigOf<kTransposed>(p);
+  return {
+      "depthwise/kernels/depthwise_planes.cu",
+      KernelExpression(kTransposed && p.stride == 2 ? "DepthwiseSpread" : "DepthwisePlanes",
+                       {TypeName(p.dtype), TypeName(p.out_dtype),
+                        ConfigExpression("DepthwisePlanesConfig",
+                                         {Field("stride", config.stride),
+                                          Field("left", config.left), Field("rows", config.rows),
+                                          Field("transposed", config.transposed)})})};
+}
+
+template <bool kTransposed>
+LaunchShape Shape(const DepthwiseProblem& p) {
+  const int64_t units = Units<kTransposed>(p, ConfigOf<kTransposed>(p).rows);
+  return {CeilDivide(units, kDepthwiseThreads), kDepthwiseThreads};
+}
+
+// Kernels count units, and places of a plane, in 32 bits.
+template <bool kTransposed>
+bool Fits(const DepthwiseProblem& p) {
+  return Units<kTransposed>(p, 1) < kMostDepthwiseUnits && p.width < kMostDepthwiseUnits &&
+         p.columns < kMostDepthwiseUnits;
+}
+
+}  // namespace
+
+extern constinit const CudaVariant<DepthwiseProblem> kDepthwisePlanes{
+    "depthwise_planes", Fits<false>, DepthwiseMicroseconds, Source<false>, Shape<false>};
+extern constinit const CudaVariant<DepthwiseProblem> kDepthwiseInputPlanes{
+    "depthwise_planes", Fits<true>, DepthwiseMicroseconds, Source<true>, Shape<true>};
+
+}  // namespace jaxsparse
