@@ -13,6 +13,7 @@ import numpy as np
 from jaxsparse import display, masks
 from jaxsparse.integers import integer
 from jaxsparse.layouts import KINDS, check_kinds
+from jaxsparse.layouts.row_cuts import RowCuts
 from jaxsparse.layouts.tile_starts import NO_STARTS, TileStarts
 from jaxsparse.masks import arrays
 from jaxsparse.masks.positions import TracedMaskError
@@ -113,6 +114,7 @@ class Topology(TopologyParts):
             for name, kind in KINDS.items()
             if kind.derived
         }
+        made = {name: layout for name, layout in made.items() if layout is not None}
         if known:
             orientations = to_device(orientations)
         exact = known and columns.ndim == 1 and offsets[-1] == columns.size
@@ -262,7 +264,8 @@ class Topology(TopologyParts):
             derived = to_device(derived)
         else:
             derived = derive_traced(offsets, columns, self.shape, True)
-        return self._with(transposed_pattern=derived[1], permutation=derived[2])
+        result = self._with(transposed_pattern=derived[1], permutation=derived[2])
+        return result._with(layouts={**self.layouts, **RowCuts.of(result)})
 
     def without_transpose(self) -> Topology:
         """The same topology without its transposed pattern, for what is only used forward.
@@ -270,7 +273,9 @@ class Topology(TopologyParts):
         >>> Topology([0, 1], [3], (1, 4)).without_transpose().has_transpose
         False
         """
-        return self._with(transposed_pattern=None, permutation=None)
+        layouts = {name: KINDS[name].without_transpose(x) for name, x in self.layouts.items()}
+        layouts = {name: layout for name, layout in layouts.items() if layout is not None}
+        return self._with(transposed_pattern=None, permutation=None, layouts=layouts)
 
     def with_layout(self, name: str, **options: Any) -> Topology:
         """The same topology with one more layout, of a kind in `jaxsparse.layouts.KINDS`.
@@ -285,7 +290,10 @@ class Topology(TopologyParts):
         check_kinds("Topology.with_layout", name)
         kind, known = KINDS[name], is_concrete(*jax.tree.leaves(self))
         make = kind.make if known else kind.make_traced
-        return self.with_layouts({**self.layouts, name: make(self, **options)})
+        layout = make(self, **options)
+        if layout is None:
+            raise ValueError(f"Topology.with_layout: {name!r} is not for a pattern as {self!r}")
+        return self.with_layouts({**self.layouts, name: layout})
 
     def with_layouts(self, layouts: Mapping[str, Any]) -> Topology:
         """The same topology with these layouts instead of its own; they are not checked.
@@ -329,9 +337,9 @@ class Topology(TopologyParts):
             permutation=None if permutation is None else padded_permutation(permutation, room),
             kind="dynamic",
         )
-        return bare._with(
-            layouts={name: KINDS[name].pad(layout, bare) for name, layout in self.layouts.items()}
-        )
+        layouts = {name: KINDS[name].pad(layout, bare) for name, layout in self.layouts.items()}
+        layouts.pop(RowCuts.name, None)  # more entries may have none
+        return bare._with(layouts={**layouts, **RowCuts.of(bare)})
 
     def reshape_batch(self, *sizes: int) -> Topology:
         """The same patterns, with batch dimensions of other sizes; nothing is copied or derived.
@@ -374,13 +382,15 @@ class Topology(TopologyParts):
     def operands(self) -> tuple[jax.Array, ...]:
         """What an operation's primitive takes: `ops.arguments.operands_of_pattern` names it.
 
-        Those are the arrays of both patterns and the permutation, or of the one that there is, and
-        the starts of tiles. They are checked first if ``JAXSPARSE_CHECK=1``, but for starts, which
-        kernels find out for themselves then.
+        Those are the arrays of both patterns and the permutation, or of the one that there is, the
+        starts of tiles, and the cuts of rows of each pattern. They are checked first if
+        ``JAXSPARSE_CHECK=1``, but for starts, which kernels find out for themselves then, and for
+        cuts, without which other kernels serve.
         """
         self.check_positions()
         m, k = self.shape
         rows, starts = self.pattern.operands(), self.layouts[TileStarts.name]
+        cuts = RowCuts.operands(self, given=not checks_enabled())
         transposed: tuple[jax.Array, ...] = ()
         if self.has_transpose:
             transposed = (*self.transposed_pattern.operands(), self.permutation)
@@ -388,7 +398,7 @@ class Topology(TopologyParts):
             rows = (checked(*rows, columns=k), *rows[1:])
             transposed = transposed and (checked(*transposed, columns=m), *transposed[1:])
             starts = jnp.zeros_like(starts, shape=(*starts.shape[:-1], *NO_STARTS))
-        return (*rows, *transposed, starts)
+        return (*rows, *transposed, starts, *cuts)
 
     def verify(self) -> Topology:
         """Checks a concrete topology and what is derived from it; returns it.

@@ -50,8 +50,10 @@ struct Matrices {
     FromAccumulator(Activate(activation, z), &out[at]);
   }
 
-  // Neighbouring columns of a row, by one store where their place allows it.
-  template <int kCount>
+  // Neighbouring columns of a row, by one store where their place allows it. If that is known
+  // before, kAligned says so: compilers make four stores of one where there are two ways to write
+  // the same.
+  template <int kCount, bool kAligned = false>
   __device__ void WriteRun(Activation activation, int64_t row, int64_t at,
                            Accumulator<T> (&z)[kCount]) const {
     const Accumulator<T> b = bias == nullptr ? Accumulator<T>(0) : ToAccumulator(bias[row]);
@@ -62,8 +64,25 @@ struct Matrices {
       FromAccumulator(z[c], &before.elements[c]);
       FromAccumulator(Activate(activation, z[c]), &after.elements[c]);
     }
-    if (preactivation != nullptr) StoreVector(preactivation + at, before);
-    StoreVector(out + at, after);
+    if constexpr (kAligned) {
+      if (preactivation != nullptr) StoreWords(preactivation + at, before);
+      StoreWords(out + at, after);
+    } else {
+      if (preactivation != nullptr) StoreVector(preactivation + at, before);
+      StoreVector(out + at, after);
+    }
+  }
+  template <int kCount>
+  __device__ static void StoreWords(Out* to, const Vector<Out, kCount>& vector) {
+    constexpr int kWords4 = sizeof(vector) / sizeof(Words4);
+    if constexpr (kWords4 == 0) {
+      *reinterpret_cast<Vector<Out, kCount>*>(to) = vector;
+    } else {
+#pragma unroll
+      for (int w = 0; w < kWords4; ++w) {
+        StoreGlobal(reinterpret_cast<Words4*>(to) + w, reinterpret_cast<const Words4*>(&vector)[w]);
+      }
+    }
   }
 };
 

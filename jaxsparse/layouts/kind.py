@@ -21,7 +21,10 @@ class LayoutKind(abc.ABC):
     """The key in `Topology.layouts`, and in the paths of the arrays in trees and files."""
 
     derived: ClassVar[bool] = False
-    """Whether every topology has one, made by its constructor without options."""
+    """Whether constructors make one, without options, where `make` does not return None."""
+
+    needed: ClassVar[bool] = False
+    """Whether operations need it of every topology."""
 
     inherited: ClassVar[bool] = False
     """Whether a new pattern in the place of one that has such a layout gets one, too.
@@ -60,6 +63,10 @@ class LayoutKind(abc.ABC):
         Raises:
             ValueError: if it does not belong to the topology, or would lead a kernel out of bounds.
         """
+
+    def without_transpose(self, layout: Any) -> Any:
+        """The layout of the topology without its transpose, or None if it has none."""
+        return layout
 
     def pad(self, layout: Any, padded: Topology) -> Any:
         """The layout of a topology that got padding behind its entries, which moves none."""

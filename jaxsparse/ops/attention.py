@@ -73,7 +73,10 @@ _COLUMNS = tuple(f"transposed_{name}" for name in LISTS)
 OF_MASKS = frozenset((*_ROWS, *_COLUMNS))
 """The operands that are lists of a block mask."""
 # What the dimensions of a pattern are called here.
-_OF_PATTERN = {"m": "t", "m+1": "t+1", "k": "u", "k+1": "u+1", "e": "z", "tiles": "y"}
+_OF_PATTERN = {
+    **{"m": "t", "m+1": "t+1", "k": "u", "k+1": "u+1", "e": "z", "tiles": "y"},
+    **{"cuts": "v", "transposed_cuts": "w"},
+}
 
 
 def mask_operands(params: dict[str, Any]) -> tuple[tuple[str, str], ...]:
