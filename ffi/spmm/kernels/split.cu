@@ -92,6 +92,15 @@ struct RowOfX<T, kCount, true> {
   }
 };
 
+// Writes what a lane has of a row of the result, unless that is behind the last column. No lambda:
+// NVRTC 12.8 and 13.0 crash where a lambda template within a kernel template calls another one.
+template <bool kAligned, typename M, int kVector, typename Acc>
+__device__ __forceinline__ void WriteInTile(const M& m, const SpmmProblem& p, int row,
+                                            int64_t column, Acc (&sums)[kVector]) {
+  if (column >= p.n) return;
+  m.template WriteRun<kVector, kAligned>(p.activation, row, row * p.n + column, sums);
+}
+
 template <typename T, typename Out, typename Index, SpmmSplitConfig kConfig>
 __global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks())
     SpmmSplitRows(const __grid_constant__ SpmmProblem p) {
@@ -124,10 +133,6 @@ __global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks())
         IsAligned<Vector<Out, kVector>>(m.preactivation) &&
         IsAligned<Run<Index>>(m.column_indices) &&
         (kConfig.permuted ? IsAligned<Run<int32_t>>(m.permutation) : IsAligned<Run<T>>(m.values));
-    const auto write = [&]<bool kWide>(int row, Acc(&of_row)[kVector]) {
-      if (column >= p.n) return;
-      m.template WriteRun<kVector, kWide>(p.activation, row, row * p.n + column, of_row);
-    };
 
     // The row that entries are added to; where it ends, as far as the unit has of it; and where the
     // one behind it ends, which is loaded ahead.
@@ -190,7 +195,7 @@ __global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks())
             if (row == begin.row && has_begun) {
               parts[threadIdx.x] = sums;
             } else {
-              write.template operator()<kWide>(row, sums.elements);
+              WriteInTile<kWide>(m, p, row, column, sums.elements);
             }
             sums = {};
             first = row_end;
@@ -232,7 +237,7 @@ __global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks())
     };
     if (has_new && unit < units) {
       if (add_parts(end.row, &sums)) {
-        write.template operator()<false>(end.row, sums.elements);
+        WriteInTile<false>(m, p, end.row, column, sums.elements);
       } else {
         leave(SpmmPart::kOfNew, sums);
       }
