@@ -60,6 +60,15 @@ struct RunOfLane {
   }
 };
 
+// The greater number; a NaN is skipped, and reaches the sum.
+__device__ __forceinline__ float Greater(float a, float b) { return fmaxf(a, b); }
+__device__ __forceinline__ double Greater(double a, double b) { return b > a ? b : a; }
+
+template <typename Acc>
+constexpr Acc kLeastFinite = Acc(-3.402823466e+38);
+template <>
+constexpr double kLeastFinite<double> = -1.7976931348623157e+308;
+
 // Of a sum of exponentials, the largest of which is 1.
 __device__ __forceinline__ float InverseOf(float sum) { return ApproximateReciprocal(sum); }
 __device__ __forceinline__ double InverseOf(double sum) { return 1 / sum; }
@@ -84,7 +93,8 @@ struct RowBegins {
   // run's first and last rows what it has of them.
   template <int kCount, typename Acc, typename Operation>
   __device__ __forceinline__ void OfRows(const Acc (&x)[kCount], Acc none, Operation operation,
-                                         Acc (&all)[kCount]) const {
+                                         Acc (&all)[kCount]) {
+    KeepInRegister(own);  // or all bits are taken out at once, and kept for the next operation
     Acc behind = none;  // of the row that the lane's last entry is of, what the lane has
 #pragma unroll
     for (int k = 0; k < kCount; ++k) behind = operation(At(k) ? none : behind, x[k]);
@@ -141,7 +151,7 @@ __device__ __forceinline__ PieceOfRow<Acc>* PiecesOf(const Workspace& workspace,
 }
 
 template <typename T, SparseSoftmaxRunsConfig kConfig>
-__global__ void __launch_bounds__(kSoftmaxRunsThreads, sizeof(T) == 8 ? 4 : 8)
+__global__ void __launch_bounds__(kSoftmaxRunsThreads, kConfig.Blocks(sizeof(T)))
     SparseSoftmaxRuns(const __grid_constant__ SparseSoftmaxProblem p) {
   using Acc = Accumulator<T>;
   constexpr int kWarps = kSoftmaxRunsThreads / kWarp;
@@ -175,7 +185,7 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads, sizeof(T) == 8 ? 4 : 8)
     const bool wide = IsAligned<Wide>(values) && IsAligned<Wide>(out) &&
                       (!kConfig.backward || IsAligned<Wide>(tangent));
     const auto sum = [](Acc a, Acc b) { return a + b; };
-    const auto greater = [](Acc a, Acc b) { return b > a ? b : a; };  // a NaN is skipped
+    const auto greater = [](Acc a, Acc b) { return Greater(a, b); };
 
     const auto find_begins = [&] {
       __syncwarp();  // those of the last run have been read
@@ -202,16 +212,15 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads, sizeof(T) == 8 ? 4 : 8)
         Lane::Load(tangent, place, begin, end, wide, Acc(1), none, t);
       }
       find_begins();
-      const RowBegins rows(begins[bit / 32] >> bit % 32 & ((1u << kCount) - 1));
+      RowBegins rows(begins[bit / 32] >> bit % 32 & ((1u << kCount) - 1));
       // A piece's last entry knows what the run has of its row.
-      const auto leave = [&](const Acc(&max)[kCount], const Acc(&sums)[kCount]) {
+      const auto leave = [&](Acc PieceOfRow<Acc>::*number, const Acc(&of_rows)[kCount]) {
         if (!run.has_begun && !run.has_new) return;
         PieceOfRow<Acc>* pieces = PiecesOf<Acc>(p.workspace, at);
 #pragma unroll
         for (int k = 0; k < kCount; ++k) {
-          const PieceOfRow<Acc> piece{max[k], sums[k]};
-          if (run.has_begun && place + k == run.first - 1) pieces[0] = piece;
-          if (run.has_new && place + k == end - 1) pieces[1] = piece;
+          if (run.has_begun && place + k == run.first - 1) pieces[0].*number = of_rows[k];
+          if (run.has_new && place + k == end - 1) pieces[1].*number = of_rows[k];
         }
       };
       if constexpr (kConfig.backward) {
@@ -221,20 +230,21 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads, sizeof(T) == 8 ? 4 : 8)
         rows.OfRows(products, Acc(0), sum, sums);
 #pragma unroll
         for (int k = 0; k < kCount; ++k) x[k] = scale * x[k] * (t[k] - sums[k]);
-        leave(sums, sums);
+        leave(&PieceOfRow<Acc>::sum, sums);
       } else {
         Acc max[kCount];
         rows.OfRows(x, none, greater, max);
+        leave(&PieceOfRow<Acc>::max, max);
 #pragma unroll
         for (int k = 0; k < kCount; ++k) {
           // What is missing has no other maximum perhaps, and a piece of nothing but -inf others
-          // beside it. A row of nothing else gets NaN, as its sum is 0.
-          x[k] = exp(x[k] - (max[k] == none ? Acc(0) : max[k]));
+          // beside it: -inf less -inf is no number. A row of nothing else gets NaN, as its sum is 0.
+          x[k] = exp(x[k] - Greater(max[k], kLeastFinite<Acc>));
         }
         rows.OfRows(x, Acc(0), sum, sums);
 #pragma unroll
         for (int k = 0; k < kCount; ++k) x[k] *= InverseOf(sums[k]);
-        leave(max, sums);
+        leave(&PieceOfRow<Acc>::sum, sums);
       }
       Lane::Store(out, place, run.first, run.last, wide, x);
     };
@@ -297,7 +307,7 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads)
         const int first_run = cuts.FirstUnitOf(of_row) / kUnitsOfRun;
         const int last_run = cuts.LastUnitOf(of_row) / kUnitsOfRun;
         // Where the row begins it is new.
-        const auto piece_of = [&](int number_of_run) {
+        const auto piece_of = [&](int number_of_run) -> const PieceOfRow<Acc>& {
           return pieces[int64_t{number_of_run} * kPiecesOfRun + (number_of_run == first_run)];
         };
         max = -Acc(1) / Acc(0);
@@ -310,7 +320,7 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads)
         }
         sum = 0;
         for (int i = first_run + lane; i <= last_run; i += kWarp) {
-          const PieceOfRow<Acc> piece = piece_of(i);
+          const PieceOfRow<Acc>& piece = piece_of(i);
           sum += kConfig.backward ? piece.sum : piece.sum * exp(piece.max - max);
         }
         sum = SumOverLanes(sum, kWarp);

@@ -11,6 +11,9 @@ constexpr int kSoftmaxRunsThreads = 128;  // of a block
 struct SparseSoftmaxRunsConfig {
   bool backward = false;
   bool batched = false;
+
+  // For which registers are left, of elements of so many bytes.
+  constexpr int Blocks(int bytes) const { return bytes == 8 ? 2 : batched ? 6 : 8; }
 };
 
 // A warp takes a run of rows, of so many neighbouring units of those that rows are cut into. It has

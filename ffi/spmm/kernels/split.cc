@@ -20,8 +20,6 @@ SpmmSplitConfig ConfigOf(const SpmmProblem& p) {
   config.vector = static_cast<int>(kWidestLoad / SizeOf(p.dtype));
   while (p.n % config.vector != 0) config.vector /= 2;
   config.lanes = LanesFor(CeilDivide(p.n, config.vector));
-  // Registers have room for eight where nothing else is wanted of them.
-  if (p.dtype == DType::kFloat32 && !config.permuted && !config.batched) config.at_once = 8;
   return config;
 }
 
@@ -34,8 +32,7 @@ int64_t BlocksDown(const SpmmProblem& p) { return SpmmSplitBlocksDown(p, ConfigO
 std::string Expression(const SpmmSplitConfig& config) {
   return ConfigExpression("SpmmSplitConfig",
                           {Field("vector", config.vector), Field("lanes", config.lanes),
-                           Field("at_once", config.at_once), Field("permuted", config.permuted),
-                           Field("batched", config.batched)});
+                           Field("permuted", config.permuted), Field("batched", config.batched)});
 }
 
 constexpr CudaKernel<SpmmProblem> kSplitRows{

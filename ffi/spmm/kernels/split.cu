@@ -1,6 +1,6 @@
 // The sparse-dense product where lengths of rows are very different, as of graphs: work is cut by
 // entries (cuda/row_cuts.h), into units of whole rows and pieces of long ones. A group of lanes, as
-// wide as a tile of the result, takes a unit. It asks for the rows of x of kAtOnce entries at once,
+// wide as a tile of the result, takes a unit. It asks for the rows of x of several entries at once,
 // whatever rows of the result they belong to, then adds them, and writes each row that ends.
 //
 // The groups of a block take neighbouring units, and add the pieces of a row in shared memory. What
@@ -71,6 +71,7 @@ struct RowOfX {
   __device__ __forceinline__ Accumulator<T> Get(int c) const {
     return ToAccumulator(elements.elements[c]);
   }
+  __device__ __forceinline__ void StayInWords() {}
 };
 template <typename T, int kCount>
 struct RowOfX<T, kCount, true> {
@@ -90,15 +91,21 @@ struct RowOfX<T, kCount, true> {
   __device__ __forceinline__ Accumulator<T> Get(int c) const {
     return ToAccumulator(T{static_cast<uint16_t>(words.elements[c / 2] >> c % 2 * 16)});
   }
+  // In a loop: elements are taken out of their words in each turn, not all of them in front of the
+  // first one, for which there are no registers.
+  __device__ __forceinline__ void StayInWords() {
+#pragma unroll
+    for (int w = 0; w < kCount / 2; ++w) KeepInRegister(words.elements[w]);
+  }
 };
 
 // Writes what a lane has of a row of the result, unless that is behind the last column. No lambda:
 // NVRTC 12.8 and 13.0 crash where a lambda template within a kernel template calls another one.
-template <bool kAligned, typename M, int kVector, typename Acc>
-__device__ __forceinline__ void WriteInTile(const M& m, const SpmmProblem& p, int row,
+template <bool kAligned, typename Result, int kVector, typename Acc>
+__device__ __forceinline__ void WriteInTile(const Result& result, const SpmmProblem& p, int row,
                                             int64_t column, Acc (&sums)[kVector]) {
   if (column >= p.n) return;
-  m.template WriteRun<kVector, kAligned>(p.activation, row, row * p.n + column, sums);
+  result.template WriteRun<kVector, kAligned>(p.activation, row, row * p.n + column, sums);
 }
 
 template <typename T, typename Out, typename Index, SpmmSplitConfig kConfig>
@@ -107,6 +114,12 @@ __global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks())
   using Acc = Accumulator<T>;
   constexpr int kVector = kConfig.vector, kLanes = kConfig.lanes, kUnits = kConfig.Units();
   static __shared__ Vector<Acc, kVector> parts[kConfig.Threads()];
+  // Of this block's entry of a batch and the last one's: where rows go, which registers have no
+  // room for beside what is added.
+  using Result = ResultOfEntry<T, Out>;
+  static __shared__ Result results[kConfig.batched ? 2 : 1];
+  static __shared__ int first_rows[kUnits + 1];  // of the block's units, and of the one behind
+  int turn = 0;
   LetNextKernelBegin();
 
   const int lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes;
@@ -124,6 +137,7 @@ __global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks())
     const CutsOfRows cuts(p.batch, p.pattern, p.row_cuts, entry);
     const int nse = cuts.nse;
     const int unit = Clamp(static_cast<int>(at) * kUnits + group, 0, units);
+    const int behind = Clamp(static_cast<int>(at + 1) * kUnits, 0, units);
     const RowCut begin = cuts.At(unit), end = cuts.EndOf<1>(begin, unit + 1);
     const int64_t column = (static_cast<int64_t>(tile) * kLanes + lane) * kVector;
     // Lanes behind the last column read the first ones, and write nothing.
@@ -140,8 +154,18 @@ __global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks())
     const auto end_of = [&](int of) { return of < end.row ? m.row_offsets[of + 1] : end.entry; };
     const auto within_unit = [&](int place) { return Clamp(place, first, end.entry); };
     const bool has_begun = cuts.IsWithinRow(begin);
+    // What is left behind the last row that ends is a part of one that goes on: of one that has
+    // begun here, or of the unit's only one.
+    const bool is_only = has_begun && begin.row == end.row;
+    const bool has_new = !is_only && unit < units && cuts.IsWithinRow(end);
     int row_end = within_unit(end_of(row)), next_end = end_of(row + 1);
     Vector<Acc, kVector> sums = {};
+
+    if (kConfig.batched && threadIdx.x == 0) results[turn] = m;
+    const auto result = [&]() -> Result {
+      if constexpr (kConfig.batched) return results[turn];
+      return m;
+    };
 
     const auto add_unit = [&]<bool kWide, int kCount>() {
       using Chunk = EntriesAhead<T, Index, kCount, kConfig.permuted>;
@@ -185,6 +209,8 @@ __global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks())
         } else {
 #pragma unroll 1
           for (;;) {
+#pragma unroll
+            for (int e = 0; e < kCount; ++e) of_x[e].StayInWords();
             const int from = first - i, behind = row_end - i;
 #pragma unroll
             for (int e = 0; e < kCount; ++e) {
@@ -195,7 +221,7 @@ __global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks())
             if (row == begin.row && has_begun) {
               parts[threadIdx.x] = sums;
             } else {
-              WriteInTile<kWide>(m, p, row, column, sums.elements);
+              WriteInTile<kWide>(result(), p, row, column, sums.elements);
             }
             sums = {};
             first = row_end;
@@ -207,20 +233,17 @@ __global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks())
         i += kCount;
       } while (i < last);
     };
-    __syncthreads();  // the last parts have been read
+    __syncthreads();  // the last parts and rows have been read
+    if (lane == 0) first_rows[group] = begin.row;
+    if (threadIdx.x == 0) first_rows[kUnits] = cuts.RowAt(behind);
     if (wide) {
-      add_unit.template operator()<true, kConfig.at_once>();
+      add_unit.template operator()<true, kSpmmSplitAtOnce>();
     } else {
       add_unit.template operator()<false, kRun>();
     }
-    // What is left is a part of the unit's last row, which goes on: of one that has begun here, or
-    // of the only one.
-    const bool is_only = has_begun && begin.row == end.row;
-    const bool has_new = !is_only && cuts.IsWithinRow(end);
     if (is_only) parts[threadIdx.x] = sums;
     __syncthreads();
 
-    const int behind = Clamp(static_cast<int>(at + 1) * kUnits, 0, units);
     Acc* workspace = reinterpret_cast<Acc*>(p.workspace.data);
     const auto leave = [&](SpmmPart part, const Vector<Acc, kVector>& of_row) {
       if (column >= p.n) return;
@@ -228,16 +251,16 @@ __global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks())
     };
     // Adds the parts of the units behind this one; whether the row ends in the block.
     const auto add_parts = [&](int of, Vector<Acc, kVector>* to) {
-      int other = unit + 1;
+      int other = group + 1;
 #pragma unroll 1
-      for (; other < behind && cuts.RowAt(other) == of; ++other) {
-        AddPart<kVector>(to->elements, parts[threadIdx.x + (other - unit) * kLanes]);
+      for (; other < kUnits && first_rows[other] == of; ++other) {
+        AddPart<kVector>(to->elements, parts[lane + other * kLanes]);
       }
-      return cuts.RowAt(other) != of;
+      return first_rows[other] != of;
     };
-    if (has_new && unit < units) {
+    if (has_new) {
       if (add_parts(end.row, &sums)) {
-        WriteInTile<false>(m, p, end.row, column, sums.elements);
+        WriteInTile<false>(result(), p, end.row, column, sums.elements);
       } else {
         leave(SpmmPart::kOfNew, sums);
       }
@@ -247,6 +270,7 @@ __global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks())
       add_parts(begin.row, &sums);
       leave(SpmmPart::kOfBegun, sums);
     }
+    if (kConfig.batched) turn ^= 1;
   }
 }
 
@@ -302,7 +326,7 @@ __global__ void __launch_bounds__(kSpmmAddThreads)
       };
       Vector<Acc, kVector> sums = {};
       const int64_t behind = int64_t{count} * (group + 1) / kGroups;
-#pragma unroll 4
+#pragma unroll 8
       for (auto part = static_cast<int>(int64_t{count} * group / kGroups); part < behind; ++part) {
         AddPart<kVector>(sums.elements, part_at(part));
       }

@@ -6,20 +6,23 @@
 
 namespace jaxsparse {
 
+constexpr int kSpmmSplitAtOnce = 8;  // entries of which a group asks for rows of x
+
 struct SpmmSplitConfig {
   int vector = 1;         // neighbouring columns of a lane
   int lanes = 1;          // of a group, which is as wide as a tile of the result
-  int at_once = 4;        // entries that a group adds
   bool permuted = false;  // whether a permutation tells where values stand
   bool batched = false;
 
   constexpr int Columns() const { return lanes * vector; }  // of a tile
   constexpr int Threads() const {
-    constexpr int kUnits = 8;
-    return lanes * kUnits < kWarp ? kWarp : lanes * kUnits;
+    constexpr int kUnits = 8, kMost = 128;
+    const int threads = lanes * kUnits;
+    return threads < kWarp ? kWarp : threads < kMost ? threads : kMost;
   }
   constexpr int Units() const { return Threads() / lanes; }  // of a block, one for each group
-  constexpr int Blocks() const { return 768 / Threads(); }   // for which registers are left
+  // For which registers are left.
+  constexpr int Blocks() const { return (permuted || batched ? 512 : 640) / Threads(); }
 };
 
 // Blocks down the rows of the result: each takes neighbouring units.
