@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxsparse import display, masks
 from jaxsparse.integers import integer
-from jaxsparse.layouts import KINDS, check_kinds
+from jaxsparse.layouts import KINDS, derived_layouts
 from jaxsparse.layouts.row_cuts import RowCuts
 from jaxsparse.layouts.tile_starts import NO_STARTS, TileStarts
 from jaxsparse.masks import arrays
@@ -32,12 +32,12 @@ from jaxsparse.pattern import (
 )
 from jaxsparse.topology_arguments import check_arrays, check_shape, needed_room, pad_columns
 from jaxsparse.topology_key import TopologyKey
-from jaxsparse.topology_parts import TopologyParts
+from jaxsparse.topology_layouts import TopologyLayouts
 from jaxsparse.topology_verify import verify
 
 
 @jax.tree_util.register_pytree_with_keys_class
-class Topology(TopologyParts):
+class Topology(TopologyLayouts):
     """The stored positions of an (m, k) sparse matrix: compressed sparse rows without values.
 
     A pytree of integer arrays with static ``shape``. It is separate from the values so that a new
@@ -109,12 +109,7 @@ class Topology(TopologyParts):
         orientations = derive(offsets, columns, self.shape, transpose)
         # Layouts are made before the arrays leave the host.
         self.pattern, self.transposed_pattern, self.permutation = orientations
-        made = {
-            name: kind.make(self) if known else kind.make_traced(self)
-            for name, kind in KINDS.items()
-            if kind.derived
-        }
-        made = {name: layout for name, layout in made.items() if layout is not None}
+        made = derived_layouts(self)
         if known:
             orientations = to_device(orientations)
         exact = known and columns.ndim == 1 and offsets[-1] == columns.size
@@ -265,7 +260,8 @@ class Topology(TopologyParts):
         else:
             derived = derive_traced(offsets, columns, self.shape, True)
         result = self._with(transposed_pattern=derived[1], permutation=derived[2])
-        return result._with(layouts={**self.layouts, **RowCuts.of(result)})
+        layouts = {name: x for name, x in self.layouts.items() if name != RowCuts.name}
+        return result._with(layouts=layouts).with_derived_layouts()
 
     def without_transpose(self) -> Topology:
         """The same topology without its transposed pattern, for what is only used forward.
@@ -276,38 +272,6 @@ class Topology(TopologyParts):
         layouts = {name: KINDS[name].without_transpose(x) for name, x in self.layouts.items()}
         layouts = {name: layout for name, layout in layouts.items() if layout is not None}
         return self._with(transposed_pattern=None, permutation=None, layouts=layouts)
-
-    def with_layout(self, name: str, **options: Any) -> Topology:
-        """The same topology with one more layout, of a kind in `jaxsparse.layouts.KINDS`.
-
-        Args:
-            name: of the kind.
-            **options: what the kind's `make` takes; the kind says which.
-
-        Raises:
-            ValueError: if there is no such kind, or the pattern can't be laid out so.
-        """
-        check_kinds("Topology.with_layout", name)
-        kind, known = KINDS[name], is_concrete(*jax.tree.leaves(self))
-        make = kind.make if known else kind.make_traced
-        layout = make(self, **options)
-        if layout is None:
-            raise ValueError(f"Topology.with_layout: {name!r} is not for a pattern as {self!r}")
-        return self.with_layouts({**self.layouts, name: layout})
-
-    def with_layouts(self, layouts: Mapping[str, Any]) -> Topology:
-        """The same topology with these layouts instead of its own; they are not checked.
-
-        Layouts beyond those that every topology has (``tile_starts``) are not found again by its
-        positions, so a topology with such a one is dynamic. Those that every topology has belong
-        among them: operations take them.
-
-        Raises:
-            ValueError: if there is no kind of such a name.
-        """
-        check_kinds("Topology.with_layouts", *layouts)
-        derived = all(KINDS[name].derived for name in layouts)
-        return self._with(layouts=layouts, kind=self.kind if derived else "dynamic")
 
     def padded(self, nse: int) -> Topology:
         """The same pattern with room for ``nse`` entries, padding included; it is dynamic.
@@ -339,7 +303,7 @@ class Topology(TopologyParts):
         )
         layouts = {name: KINDS[name].pad(layout, bare) for name, layout in self.layouts.items()}
         layouts.pop(RowCuts.name, None)  # more entries may have none
-        return bare._with(layouts={**layouts, **RowCuts.of(bare)})
+        return bare._with(layouts=layouts).with_derived_layouts()
 
     def reshape_batch(self, *sizes: int) -> Topology:
         """The same patterns, with batch dimensions of other sizes; nothing is copied or derived.

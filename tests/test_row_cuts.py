@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import pickle
 
 import jax
@@ -9,8 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks.panels import read_result
 from jaxsparse import CSR, H200, Topology, _ffi, explain, sparse_softmax, spmm
 from jaxsparse.layouts.row_cuts import row_cuts
+
+RESULTS = pathlib.Path(__file__).parent.parent / "benchmarks" / "results" / "h200"
 
 UNIT, ROW, SHORT = _ffi.PLACES_OF_UNIT, _ffi.PLACES_OF_ROW, _ffi.MOST_OF_WHOLE_ROW
 
@@ -33,6 +37,10 @@ def topology_of(lengths, columns, padding=0, **options):
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     stored = np.concatenate([np.arange(n) for n in lengths] + [np.zeros(padding)])
     return Topology(offsets, stored.astype(np.int32), (len(lengths), columns), **options)
+
+
+def as_from_an_older_file(topology):
+    return topology.with_layouts({"tile_starts": topology.layouts["tile_starts"]})
 
 
 @pytest.mark.parametrize("kind", ["power law", "star", "limits", "even"])
@@ -66,8 +74,18 @@ def test_units(kind):
 
 
 def test_cuts_come_with_graphs_alone():
-    for size in 1024, 4096, 8192:  # pruned weights, up to 99 % sparse, keep their kernels
-        assert not _ffi.row_units(size, size, size * size // 100)
+    """Weights, bands and what else was measured keep their kernels: costs ask only for cuts."""
+    measured = {
+        (row["m"], row["k"], row["nnz"])
+        for name in ("rnn", "imbalance", "dlmc", "networks", "square", "crossover")
+        for row in read_result(RESULTS / f"spmm_{name}.json")["results"]
+        if "nnz" in row
+    }
+    assert len(measured) > 100
+    for size in 1024, 4096, 8192:
+        measured.add((size, size, size * size // 100))  # 99 % sparse
+    for m, k, nnz in measured:
+        assert not _ffi.row_units(m, k, nnz) and not _ffi.row_units(k, m, nnz)
     assert row_cuts(np.array([0, 100], np.int32), 10**6, 100) is None  # a long row
     assert row_cuts(np.array([0, 1], np.int32), 128, 1) is None  # not few places
     assert row_cuts(np.array([0, 1], np.int32), 129, 1) is not None
@@ -103,6 +121,22 @@ def test_cuts_go_with_the_pattern():
         topology.with_layouts(wrong).verify()
 
 
+def test_older_pickles_get_cuts():
+    lengths = np.random.default_rng(1).zipf(1.7, 500).clip(0, 900) - 1
+    for options in {}, {"transpose": False}:
+        topology = topology_of(lengths, 2000, **options)
+        older = as_from_an_older_file(topology)
+        assert "row_cuts" not in older.layouts
+        loaded = pickle.loads(pickle.dumps(older)).verify()
+        for one, expected in zip(*(t.layouts["row_cuts"] for t in (loaded, topology)), strict=True):
+            np.testing.assert_array_equal(one, expected)
+        assert loaded.static and jax.tree.structure(loaded) == jax.tree.structure(topology)
+        traced = jax.jit(lambda t: t.with_derived_layouts().layouts["row_cuts"])(older)
+        np.testing.assert_array_equal(traced[0], topology.layouts["row_cuts"][0])
+    shapes = jax.eval_shape(lambda: older)
+    assert shapes.with_derived_layouts() is shapes
+
+
 def test_kernels_for_graphs_are_chosen():
     topology = topology_of(np.full(3000, 8), 4000)  # not square: its transpose is another problem
     assert topology.layouts["row_cuts"][1] is not None
@@ -136,7 +170,7 @@ def test_other_kernels_serve_without_cuts(monkeypatch):
         return call.variants[0][0]
 
     assert chosen(topology) == "split_rows" == chosen(topology.T)
-    without = topology.with_layouts({"tile_starts": topology.layouts["tile_starts"]})
-    assert chosen(without.verify()) == "tiled_rows"  # as from an older file
+    without = as_from_an_older_file(topology)
+    assert chosen(without.verify()) == "tiled_rows"
     monkeypatch.setenv("JAXSPARSE_CHECK", "1")
     assert chosen(topology) == "tiled_rows"

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Container
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from jaxsparse.pattern import is_concrete
 
 if TYPE_CHECKING:
     from jaxsparse.topology import Topology
@@ -78,6 +81,15 @@ KINDS: dict[str, LayoutKind] = {}
 
 A topology's leaves are in this order, so that a new kind goes behind the others.
 """
+
+
+def derived_layouts(topology: Topology, there: Container[str] = ()) -> dict[str, Any]:
+    """The layouts that constructors make of a pattern, but those that are there."""
+    known = is_concrete(topology.row_offsets, topology.column_indices)
+    wanted = [kind for name, kind in KINDS.items() if kind.derived and name not in there]
+    made = {x.name: x.make(topology) if known else x.make_traced(topology) for x in wanted}
+    return {name: layout for name, layout in made.items() if layout is not None}
+
 
 K = TypeVar("K", bound=type[LayoutKind])
 

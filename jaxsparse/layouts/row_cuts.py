@@ -11,7 +11,7 @@ import numpy as np
 from jaxsparse import _ffi
 from jaxsparse.batching import over_batch
 from jaxsparse.layouts.kind import LayoutKind
-from jaxsparse.pattern import is_concrete, to_device
+from jaxsparse.pattern import to_device
 
 if TYPE_CHECKING:
     from jaxsparse.topology import Topology
@@ -30,14 +30,6 @@ class RowCuts(LayoutKind):
 
     name = "row_cuts"
     derived = True
-
-    @classmethod
-    def of(cls, topology: Topology) -> dict[str, Any]:
-        """The layout by its name, made anew; none where no cuts come with the pattern."""
-        known = is_concrete(*topology.pattern[:2])
-        kind = cls()
-        made = kind.make(topology) if known else kind.make_traced(topology)
-        return {} if made is None else {cls.name: made}
 
     @classmethod
     def operands(cls, topology: Topology, *, given: bool) -> list[Any]:
