@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import jax
 
 from jaxsparse.layouts import KINDS, check_kinds, derived_layouts
 from jaxsparse.pattern import is_concrete
 from jaxsparse.topology_parts import TopologyParts
+
+if TYPE_CHECKING:
+    from jaxsparse.topology import Topology
 
 
 class TopologyLayouts(TopologyParts):
@@ -30,7 +33,7 @@ class TopologyLayouts(TopologyParts):
         check_kinds("Topology.with_layout", name)
         kind, known = KINDS[name], is_concrete(*jax.tree.leaves(self))
         make = kind.make if known else kind.make_traced
-        layout = make(self, **options)
+        layout = make(cast("Topology", self), **options)
         if layout is None:
             raise ValueError(f"Topology.with_layout: {name!r} is not for a pattern as {self!r}")
         return self.with_layouts({**self.layouts, name: layout})
@@ -64,7 +67,7 @@ class TopologyLayouts(TopologyParts):
         leaves = jax.tree.leaves((self.pattern, self.transposed_pattern))
         if not (self.has_positions and all(map(_can_be_read, leaves))):
             return self  # shapes, or what else trees are made of
-        made = derived_layouts(self, self.layouts)
+        made = derived_layouts(cast("Topology", self), self.layouts)
         return self._with(layouts={**self.layouts, **made}) if made else self
 
     def __setstate__(self, state: Any) -> None:

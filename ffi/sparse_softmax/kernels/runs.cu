@@ -95,7 +95,7 @@ struct RowBegins {
   __device__ __forceinline__ void OfRows(const Acc (&x)[kCount], Acc none, Operation operation,
                                          Acc (&all)[kCount]) {
     KeepInRegister(own);  // or all bits are taken out at once, and kept for the next operation
-    Acc behind = none;  // of the row that the lane's last entry is of, what the lane has
+    Acc behind = none;    // of the row that the lane's last entry is of, what the lane has
 #pragma unroll
     for (int k = 0; k < kCount; ++k) behind = operation(At(k) ? none : behind, x[k]);
 #pragma unroll
@@ -214,7 +214,7 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads, kConfig.Blocks(sizeof(T))
       find_begins();
       RowBegins rows(begins[bit / 32] >> bit % 32 & ((1u << kCount) - 1));
       // A piece's last entry knows what the run has of its row.
-      const auto leave = [&](Acc PieceOfRow<Acc>::*number, const Acc(&of_rows)[kCount]) {
+      const auto leave = [&](Acc PieceOfRow<Acc>::* number, const Acc(&of_rows)[kCount]) {
         if (!run.has_begun && !run.has_new) return;
         PieceOfRow<Acc>* pieces = PiecesOf<Acc>(p.workspace, at);
 #pragma unroll
@@ -238,7 +238,8 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads, kConfig.Blocks(sizeof(T))
 #pragma unroll
         for (int k = 0; k < kCount; ++k) {
           // What is missing has no other maximum perhaps, and a piece of nothing but -inf others
-          // beside it: -inf less -inf is no number. A row of nothing else gets NaN, as its sum is 0.
+          // beside it: -inf less -inf is no number. A row of nothing else gets NaN, as its sum is
+          // 0.
           x[k] = exp(x[k] - Greater(max[k], kLeastFinite<Acc>));
         }
         rows.OfRows(x, Acc(0), sum, sums);

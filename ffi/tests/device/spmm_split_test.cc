@@ -35,10 +35,7 @@ struct Tests {
   static constexpr int64_t kTile = kVector * kLanes;
 
   static constexpr SpmmSplitConfig Config(bool permuted) {
-    return {.vector = kVector,
-            .lanes = kLanes,
-            .permuted = permuted,
-            .batched = permuted};
+    return {.vector = kVector, .lanes = kLanes, .permuted = permuted, .batched = permuted};
   }
   static void Plain(const SpmmSize& size, const SpmmOptions& options) {
     Test<T, Out, uint16_t, Config(false)>(size, options);
