@@ -246,6 +246,8 @@ def _graphs(request: Request) -> Iterator[Problem]:
         f"uniform_{nodes}": functools.partial(graph, nodes, edges, 0.0),
         f"powerlaw_{nodes}": functools.partial(graph, nodes, edges, 0.8),
     }
+    if not on_cpu:  # as many nodes, edges and neighbours of the hub as ca-CondMat of SNAP has
+        patterns["coauthors_23133"] = functools.partial(graph, 23_133, 186_936, 0.4)
     if not attends:
         patterns[f"star_{leaves}"] = functools.partial(star, leaves)
     if not (attends or on_cpu):
