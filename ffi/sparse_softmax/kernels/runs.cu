@@ -265,6 +265,7 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads)
   using Acc = Accumulator<T>;
   constexpr int kWarps = kSoftmaxRunsThreads / kWarp;
   static_assert(kSoftmaxRunsOfWarp * kPiecesOfRun <= kWarp);
+  constexpr int kAtOnce = sizeof(T) == 8 ? 1 : 4;  // exponentials, which take registers
   const int lane = threadIdx.x % kWarp;
   const Acc scale = static_cast<Acc>(p.scale);
   const auto chunks = static_cast<uint32_t>(
@@ -313,6 +314,7 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads)
         };
         max = -Acc(1) / Acc(0);
         if constexpr (!kConfig.backward) {
+#pragma unroll 4
           for (int i = first_run + lane; i <= last_run; i += kWarp) {
             const Acc of_piece = piece_of(i).max;
             max = of_piece > max ? of_piece : max;
@@ -320,6 +322,7 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads)
           max = MaxOverLanes(max, kWarp);
         }
         sum = 0;
+#pragma unroll kAtOnce
         for (int i = first_run + lane; i <= last_run; i += kWarp) {
           const PieceOfRow<Acc>& piece = piece_of(i);
           sum += kConfig.backward ? piece.sum : piece.sum * exp(piece.max - max);

@@ -282,6 +282,7 @@ __global__ void __launch_bounds__(kSpmmAddThreads)
   using Acc = Accumulator<T>;
   constexpr int kVector = kConfig.vector, kLanes = kConfig.lanes, kUnits = kConfig.Units();
   constexpr int kGroups = kSpmmAddThreads / kLanes;
+  constexpr int kAhead = kVector == 8 || kLanes < 4 ? 4 : 8;  // parts that a group asks for
   static __shared__ Vector<Acc, kVector> parts[kSpmmAddThreads];
   const int lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes;
   const auto down = static_cast<int>(SpmmSplitBlocksDown(p, kUnits));
@@ -326,7 +327,7 @@ __global__ void __launch_bounds__(kSpmmAddThreads)
       };
       Vector<Acc, kVector> sums = {};
       const int64_t behind = int64_t{count} * (group + 1) / kGroups;
-#pragma unroll 8
+#pragma unroll kAhead
       for (auto part = static_cast<int>(int64_t{count} * group / kGroups); part < behind; ++part) {
         AddPart<kVector>(sums.elements, part_at(part));
       }
