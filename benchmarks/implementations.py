@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import jax
 
-from benchmarks import jax_programs, peer_programs
+from benchmarks import cusparse, jax_programs, jax_sparse, peer_programs
 from benchmarks.operations import MEASURED
 from benchmarks.peer_programs import needs_cpu, needs_cupy, needs_gpu, needs_torch
 from benchmarks.problems import Problem
@@ -178,7 +178,9 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
     *_ours("spmm"),
     *_PACKED,
     *_dense_products("spmm", jax_programs.dense_spmm),
-    Implementation("bcsr", "spmm", jax_programs.bcsr_spmm, elements=_dense_gradient),
+    Implementation("bcsr", "spmm", jax_sparse.bcsr_spmm, elements=_dense_gradient),
+    Implementation("bcoo", "spmm", jax_sparse.bcoo_spmm, elements=_gathered),
+    Implementation("segments", "spmm", jax_sparse.segments_spmm, elements=_gathered),
     Implementation(
         "scipy", "spmm", peer_programs.scipy_spmm, available=needs_cpu, passes=("forward",)
     ),
@@ -192,6 +194,18 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
     ),
     Implementation(
         "cupy", "spmm", peer_programs.cupy_spmm, available=needs_cupy, passes=("forward",)
+    ),
+    *(
+        Implementation(
+            f"cusparse-alg{algorithm}",
+            "spmm",
+            functools.partial(cusparse.cusparse_spmm, algorithm=algorithm),
+            available=needs_torch,
+            dtypes=DTYPES,
+            passes=("forward",),
+            leeway=_CUSPARSE_LEEWAY,
+        )
+        for algorithm in cusparse.ALGORITHMS
     ),
     *_ours("spmm_bias_relu"),
     Implementation(

@@ -6,16 +6,14 @@ that of the sum of the squares of the output, so that the forward pass is needed
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import sparse as jsparse
 
 from benchmarks.problems import Problem
 from jaxsparse.csr import CSR
@@ -84,7 +82,7 @@ def program_of(
     )
 
 
-def _stored(topology: Topology) -> tuple[np.ndarray, np.ndarray]:
+def stored_positions(topology: Topology) -> tuple[np.ndarray, np.ndarray]:
     """Rows and columns of the stored entries, without padding, on the host."""
     offsets, nnz = np.asarray(topology.row_offsets), topology.nnz
     rows = np.repeat(np.arange(topology.shape[0]), np.diff(offsets))
@@ -318,7 +316,7 @@ def dispatched(problem: Problem, dtype: str, passed: str, *, jitted: bool) -> Pr
 def _weights(problem: Problem) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]:
     """The matrix stored densely, and rows and columns of what is stored."""
     topology = problem.topology()
-    stored = _stored(topology)
+    stored = stored_positions(topology)
     weights = np.zeros(topology.shape, np.float32)
     weights[stored] = problem.operands()["values"][: topology.nnz]
     return weights, stored
@@ -377,7 +375,7 @@ def dense_sddmm(problem: Problem, dtype: str, passed: str, *, precision: Any) ->
     return program_of(
         lambda x, y, rows, columns: jnp.dot(x, y.T, precision=precision)[rows, columns],
         (x["x"], x["y"]),
-        tuple(jnp.asarray(indices, jnp.int32) for indices in _stored(problem.topology())),
+        tuple(jnp.asarray(indices, jnp.int32) for indices in stored_positions(problem.topology())),
         passed,
         dtype,
     )
@@ -406,36 +404,3 @@ def copy_of_values(problem: Problem, dtype: str, passed: str) -> Program:
     """Reads the values and writes as many: no softmax can move fewer bytes."""
     values = problem.operands()["values"][: problem.topology().nnz]
     return program_of(jnp.copy, (values,), (), passed, dtype)
-
-
-@contextlib.contextmanager
-def _cusparse() -> Iterator[None]:
-    """JAX's matrices use cuSPARSE on a GPU only with this flag, read when they are lowered."""
-    name = "jax_bcoo_cusparse_lowering"
-    before = getattr(jax.config, name)
-    jax.config.update(name, True)
-    try:
-        yield
-    finally:
-        jax.config.update(name, before)
-
-
-def bcsr_spmm(problem: Problem, dtype: str, passed: str) -> Program:
-    """The product with `jax.experimental.sparse.BCSR`, by cuSPARSE on a GPU."""
-    x, topology = problem.operands(), problem.topology()
-    nnz, shape = topology.nnz, topology.shape
-
-    def product(data: jax.Array, x: jax.Array, indices: jax.Array, indptr: jax.Array) -> jax.Array:
-        y: jax.Array = jsparse.BCSR((data, indices, indptr), shape=shape) @ x
-        return y
-
-    program = program_of(
-        product,
-        (x["values"][:nnz], x["x"]),
-        (topology.column_indices[:nnz], topology.row_offsets),
-        passed,
-        dtype,
-    )
-    with _cusparse():
-        program.wait(program.function(*program.operands()))  # compiles it
-    return program

@@ -230,13 +230,34 @@ def graph(nodes: int, edges: int, exponent: float, seed: int = 0) -> Topology:
     return Topology(offsets, keys % nodes, (nodes, nodes))
 
 
+def star(nodes: int) -> Topology:
+    """Edges between the first node and each other one, both ways, and of each to itself."""
+    others = np.arange(1, nodes)
+    columns = np.concatenate([np.arange(nodes), np.stack([0 * others, others], -1).ravel()])
+    offsets = np.concatenate([[0], nodes + 2 * np.arange(nodes)])
+    return Topology(offsets, columns, (nodes, nodes))
+
+
 def _graphs(request: Request) -> Iterator[Problem]:
-    """Nodes with degrees about alike, and with a few that have thousands of edges."""
-    nodes, edges = (1000, 20_000) if request.platform == "cpu" else (100_000, 2_000_000)
-    for name, exponent in (("uniform", 0.0), ("powerlaw", 0.8)):
-        pattern = functools.partial(graph, nodes, edges, exponent)
-        for n in request.sizes((64,)):
-            yield Problem("graphs", f"{name}_{nodes}_n{n}", request.operation, pattern, n, heads=8)
+    """Nodes with degrees about alike, with a few that have thousands of edges, and with one hub."""
+    on_cpu, attends = request.platform == "cpu", request.operation == "sparse_attention"
+    nodes, edges, leaves = (1000, 20_000, 1000) if on_cpu else (100_000, 2_000_000, 1_000_000)
+    patterns = {
+        f"uniform_{nodes}": functools.partial(graph, nodes, edges, 0.0),
+        f"powerlaw_{nodes}": functools.partial(graph, nodes, edges, 0.8),
+    }
+    if not on_cpu:  # as many nodes, edges and neighbours of the hub as ca-CondMat of SNAP has
+        patterns["coauthors_23133"] = functools.partial(graph, 23_133, 186_936, 0.4)
+    if not attends:
+        patterns[f"star_{leaves}"] = functools.partial(star, leaves)
+    if not (attends or on_cpu):
+        patterns["powerlaw_1000000"] = functools.partial(graph, 1_000_000, 10_000_000, 0.8)
+    sizes = (64,) if attends or on_cpu else (16, 32, 64, 128, 256)
+    for name, pattern in patterns.items():
+        for n in request.sizes(sizes):
+            full = f"{name}_n{n}" if n is not None else name
+            heads = 8 if attends else 1
+            yield Problem("graphs", full, request.operation, pattern, n, heads)
 
 
 def _files(request: Request) -> Iterator[Problem]:
@@ -324,8 +345,8 @@ SUITES: dict[str, Suite] = {
     ),
     "graphs": Suite(
         _graphs,
-        ("sparse_attention",),
-        "attention along the edges of random graphs",
+        ("sparse_attention", *ON_MATRICES),
+        "random graphs, along whose edges nodes attend or add up",
         has_sparsity=False,
     ),
     "files": Suite(

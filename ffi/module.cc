@@ -10,6 +10,7 @@
 #include <stdexcept>
 
 #include "cpu/isa.h"
+#include "cuda/row_cuts.h"
 #include "dynamic/bindings.h"
 #include "dynamic/team_bindings.h"
 #include "host/preparation.h"
@@ -166,6 +167,11 @@ nb::tuple ShapeOfTileStarts(int64_t rows, int64_t columns, int64_t nse) {
   return nb::make_tuple(starts.down, starts.across + 1, kTileSize);
 }
 
+// Into how many units the rows of such a pattern are cut; 0 if no cuts come with it.
+int64_t UnitsOfRows(int64_t rows, int64_t columns, int64_t nse) {
+  return ComesWithRowCuts(rows, columns, nse) ? RowUnits(rows, nse) : 0;
+}
+
 nb::bytes CompileKernel(const std::string& file, const std::string& expression,
                         const std::string& architecture, const std::string& text) {
   std::string error;
@@ -219,6 +225,10 @@ NB_MODULE(_ffi, m) {
   m.def("tile_starts_shape", ShapeOfTileStarts, nb::arg("rows"), nb::arg("columns"),
         nb::arg("nse"));
   m.attr("NO_TILE_STARTS") = kNoTileStarts;
+  m.def("row_units", UnitsOfRows, nb::arg("rows"), nb::arg("columns"), nb::arg("nse"));
+  m.attr("PLACES_OF_UNIT") = kPlacesOfUnit;
+  m.attr("PLACES_OF_ROW") = kPlacesOfRow;
+  m.attr("MOST_OF_WHOLE_ROW") = kMostOfWholeRow;
   m.def("cpu_isa", [] { return std::string(IsaName(CurrentIsa())); });
   m.def("configure_compiler", ConfigureCompiler, nb::arg("source_folder"), nb::arg("libraries"));
   m.def("compile_kernel", CompileKernel, nb::arg("file"), nb::arg("expression"),

@@ -11,10 +11,13 @@ from jaxsparse.device import H200, Device
 from jaxsparse.differentiate import grad, value_and_grad
 from jaxsparse.explain import explain
 from jaxsparse.layouts import block_mask as _block_mask  # noqa: F401, registers a kind
+from jaxsparse.layouts import register as _register
+from jaxsparse.layouts.row_cuts import RowCuts as _RowCuts
 from jaxsparse.ops.depthwise_conv import depthwise_conv
 from jaxsparse.ops.linear import linear
 from jaxsparse.ops.matmul import sddmm, spmm
 from jaxsparse.ops.merge_attention import merge_attention
+from jaxsparse.ops.reduce_rows import reduce_rows
 from jaxsparse.ops.score_functions import Indexed
 from jaxsparse.ops.sparse_attention import sparse_attention
 from jaxsparse.ops.sparse_softmax import sparse_softmax
@@ -40,6 +43,7 @@ __all__ = [
     "masks",
     "merge_attention",
     "recurrent",
+    "reduce_rows",
     "sddmm",
     "sparse_attention",
     "sparse_softmax",
@@ -48,3 +52,4 @@ __all__ = [
 ]
 
 _backend.register_targets()
+_register(_RowCuts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -12,7 +12,8 @@ import numpy as np
 
 from jaxsparse import display, masks
 from jaxsparse.integers import integer
-from jaxsparse.layouts import KINDS, check_kinds
+from jaxsparse.layouts import KINDS, derived_layouts
+from jaxsparse.layouts.row_cuts import RowCuts
 from jaxsparse.layouts.tile_starts import NO_STARTS, TileStarts
 from jaxsparse.masks import arrays
 from jaxsparse.masks.positions import TracedMaskError
@@ -31,12 +32,12 @@ from jaxsparse.pattern import (
 )
 from jaxsparse.topology_arguments import check_arrays, check_shape, needed_room, pad_columns
 from jaxsparse.topology_key import TopologyKey
-from jaxsparse.topology_parts import TopologyParts
+from jaxsparse.topology_layouts import TopologyLayouts
 from jaxsparse.topology_verify import verify
 
 
 @jax.tree_util.register_pytree_with_keys_class
-class Topology(TopologyParts):
+class Topology(TopologyLayouts):
     """The stored positions of an (m, k) sparse matrix: compressed sparse rows without values.
 
     A pytree of integer arrays with static ``shape``. It is separate from the values so that a new
@@ -108,11 +109,7 @@ class Topology(TopologyParts):
         orientations = derive(offsets, columns, self.shape, transpose)
         # Layouts are made before the arrays leave the host.
         self.pattern, self.transposed_pattern, self.permutation = orientations
-        made = {
-            name: kind.make(self) if known else kind.make_traced(self)
-            for name, kind in KINDS.items()
-            if kind.derived
-        }
+        made = derived_layouts(self)
         if known:
             orientations = to_device(orientations)
         exact = known and columns.ndim == 1 and offsets[-1] == columns.size
@@ -262,7 +259,9 @@ class Topology(TopologyParts):
             derived = to_device(derived)
         else:
             derived = derive_traced(offsets, columns, self.shape, True)
-        return self._with(transposed_pattern=derived[1], permutation=derived[2])
+        result = self._with(transposed_pattern=derived[1], permutation=derived[2])
+        layouts = {name: x for name, x in self.layouts.items() if name != RowCuts.name}
+        return result._with(layouts=layouts).with_derived_layouts()
 
     def without_transpose(self) -> Topology:
         """The same topology without its transposed pattern, for what is only used forward.
@@ -270,36 +269,9 @@ class Topology(TopologyParts):
         >>> Topology([0, 1], [3], (1, 4)).without_transpose().has_transpose
         False
         """
-        return self._with(transposed_pattern=None, permutation=None)
-
-    def with_layout(self, name: str, **options: Any) -> Topology:
-        """The same topology with one more layout, of a kind in `jaxsparse.layouts.KINDS`.
-
-        Args:
-            name: of the kind.
-            **options: what the kind's `make` takes; the kind says which.
-
-        Raises:
-            ValueError: if there is no such kind, or the pattern can't be laid out so.
-        """
-        check_kinds("Topology.with_layout", name)
-        kind, known = KINDS[name], is_concrete(*jax.tree.leaves(self))
-        make = kind.make if known else kind.make_traced
-        return self.with_layouts({**self.layouts, name: make(self, **options)})
-
-    def with_layouts(self, layouts: Mapping[str, Any]) -> Topology:
-        """The same topology with these layouts instead of its own; they are not checked.
-
-        Layouts beyond those that every topology has (``tile_starts``) are not found again by its
-        positions, so a topology with such a one is dynamic. Those that every topology has belong
-        among them: operations take them.
-
-        Raises:
-            ValueError: if there is no kind of such a name.
-        """
-        check_kinds("Topology.with_layouts", *layouts)
-        derived = all(KINDS[name].derived for name in layouts)
-        return self._with(layouts=layouts, kind=self.kind if derived else "dynamic")
+        layouts = {name: KINDS[name].without_transpose(x) for name, x in self.layouts.items()}
+        layouts = {name: layout for name, layout in layouts.items() if layout is not None}
+        return self._with(transposed_pattern=None, permutation=None, layouts=layouts)
 
     def padded(self, nse: int) -> Topology:
         """The same pattern with room for ``nse`` entries, padding included; it is dynamic.
@@ -329,9 +301,9 @@ class Topology(TopologyParts):
             permutation=None if permutation is None else padded_permutation(permutation, room),
             kind="dynamic",
         )
-        return bare._with(
-            layouts={name: KINDS[name].pad(layout, bare) for name, layout in self.layouts.items()}
-        )
+        layouts = {name: KINDS[name].pad(layout, bare) for name, layout in self.layouts.items()}
+        layouts.pop(RowCuts.name, None)  # more entries may have none
+        return bare._with(layouts=layouts).with_derived_layouts()
 
     def reshape_batch(self, *sizes: int) -> Topology:
         """The same patterns, with batch dimensions of other sizes; nothing is copied or derived.
@@ -374,13 +346,15 @@ class Topology(TopologyParts):
     def operands(self) -> tuple[jax.Array, ...]:
         """What an operation's primitive takes: `ops.arguments.operands_of_pattern` names it.
 
-        Those are the arrays of both patterns and the permutation, or of the one that there is, and
-        the starts of tiles. They are checked first if ``JAXSPARSE_CHECK=1``, but for starts, which
-        kernels find out for themselves then.
+        Those are the arrays of both patterns and the permutation, or of the one that there is, the
+        starts of tiles, and the cuts of rows of each pattern. They are checked first if
+        ``JAXSPARSE_CHECK=1``, but for starts, which kernels find out for themselves then, and for
+        cuts, without which other kernels serve.
         """
         self.check_positions()
         m, k = self.shape
         rows, starts = self.pattern.operands(), self.layouts[TileStarts.name]
+        cuts = RowCuts.operands(self, given=not checks_enabled())
         transposed: tuple[jax.Array, ...] = ()
         if self.has_transpose:
             transposed = (*self.transposed_pattern.operands(), self.permutation)
@@ -388,7 +362,7 @@ class Topology(TopologyParts):
             rows = (checked(*rows, columns=k), *rows[1:])
             transposed = transposed and (checked(*transposed, columns=m), *transposed[1:])
             starts = jnp.zeros_like(starts, shape=(*starts.shape[:-1], *NO_STARTS))
-        return (*rows, *transposed, starts)
+        return (*rows, *transposed, starts, *cuts)
 
     def verify(self) -> Topology:
         """Checks a concrete topology and what is derived from it; returns it.

@@ -33,7 +33,7 @@ def verify(topology: Topology) -> None:
             f"pattern, permutation) of {topology!r} are not those of its offsets and columns"
         )
     for name, kind in KINDS.items():
-        if kind.derived and name not in topology.layouts:
+        if kind.needed and name not in topology.layouts:
             raise ValueError(f"Topology.verify: {topology!r} lacks the layout {name!r}")
         if name in topology.layouts:
             try:

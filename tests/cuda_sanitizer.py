@@ -25,7 +25,8 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from checks import fits
+from checks import FOR_GRAPHS, fits
+from patterns import skewed
 from random_graphs import random_arrays
 from score_problems import arrays_of
 
@@ -70,6 +71,7 @@ def of_products(rng, dtype, suffix):
     results += softmaxes(rng, dtype, Topology.from_mask(rng.random((5, 4000)) < 0.6))
     of_batches = jnp.float32 if dtype == jnp.float32 else jnp.float16
     results += [*long_rows(rng, dtype), *sampled_rows(rng, dtype), *batches(rng, of_batches)]
+    results += graphs(rng, dtype)
     if dtype != jnp.float32:
         results += packed_products(rng, dtype)
     return results + convolutions(rng, dtype)
@@ -314,8 +316,25 @@ def long_rows(rng, dtype):
     return [multiply("spmm", a, x, **options)]
 
 
+def graphs(rng, dtype):
+    """By kernels for graphs: a power law with rows in pieces, and a batch of patterns."""
+    topology = skewed(rng, 1500, 3000)
+    results = []
+    for t in topology, jax.tree.map(lambda x: jnp.stack([x, x]), topology.as_dynamic()):
+        a = CSR(jnp.asarray(rng.standard_normal((*t.batch_shape, t.nse)), dtype), t)
+        x, y = (jnp.asarray(rng.standard_normal((size, 36)), dtype) for size in (3000, 1500))
+        options = {"dense_on_left": False, "variant": "split_rows"}
+        results.append(multiply("spmm", a, x, transpose=False, **options))
+        results.append(multiply("spmm", a, y, transpose=True, **options))
+        results.append(sparse_softmax(a, variant="runs_of_rows").values)
+        softmax = functools.partial(lambda t, v: sparse_softmax(CSR(v, t)).values, t)
+        results += jax.jvp(softmax, (a.values,), (a.values,))
+    return results
+
+
 def softmax_by_variant(a):
     variants = backend.TARGETS["sparse_softmax"]["variants"]["cuda"]
+    variants = [variant for variant in variants if variant not in FOR_GRAPHS]
     return [sparse_softmax(a, variant=variant).values for variant in variants]
 
 

@@ -100,3 +100,11 @@ def operations(implementation=None, change=lambda leaf: leaf):
 def normal(shapes, seed=0):
     rng = np.random.default_rng(seed)
     return [jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in shapes]
+
+
+def skewed(rng, m, k):
+    """Rows of a power law, some of which are empty and some in pieces, at random columns."""
+    lengths = np.minimum(0.8 * k, rng.uniform(0.0005, 1, m) ** -1.1).astype(int) - 1
+    columns = [np.sort(rng.choice(k, length, replace=False)) for length in lengths]
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    return Topology(offsets, np.concatenate(columns), (m, k))

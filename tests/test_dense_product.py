@@ -337,7 +337,7 @@ def test_where_a_gpu_takes_a_dense_product(dtype, density, n, precision, taken, 
 
 def test_a_dense_matrix_takes_no_more_than_it_may():
     def pays(m, k, n, dtype="bfloat16", density=0.25, batch=(), x_batch=(), transpose=False):
-        sizes = (m + 1, nse := int(m * k * density), m, k + 1, nse, k, nse, 0)
+        sizes = (m + 1, nse := int(m * k * density), m, k + 1, nse, k, nse, 0, 2, 2)
         one = (1,) * len(batch)
         pattern = [jax.core.ShapedArray((*one, size), jnp.dtype("int32")) for size in sizes]
         values = jax.core.ShapedArray((*batch, nse), jnp.dtype(dtype))

@@ -41,6 +41,15 @@ SIZES = [
         ],
     ),
     (
+        "spmm/kernels/split.cu",
+        "SpmmSplitRows<float, float, int32_t, jaxsparse::SpmmSplitConfig",
+        [
+            ".vector = 1, .lanes = 1, .batched = true",
+            ".vector = 4, .lanes = 32",
+            ".vector = 4, .lanes = 8, .permuted = true",
+        ],
+    ),
+    (
         "spmm/kernels/staged.cu",
         "SpmmStaged<float, float, uint16_t, jaxsparse::SpmmStagedConfig",
         [
@@ -88,6 +97,11 @@ SIZES = [
             for lanes, vectors in [(2, 2), (16, 2), (32, 8), (64, 8), (256, 8)]
             for backward in ("false", "true")
         ],
+    ),
+    (
+        "sparse_softmax/kernels/runs.cu",
+        "SparseSoftmaxRuns<jaxsparse::float16, jaxsparse::SparseSoftmaxRunsConfig",
+        [".backward = true"],
     ),
     # Attention by rows: short vectors, and some that not all lanes have a part of; tensor cores.
     *(

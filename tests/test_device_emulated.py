@@ -32,6 +32,7 @@ PROGRAMS = {
     "spmm_staged": "-O1",
     "sddmm_staged": "-O1",
     "spmm_tiled": "-O0",
+    "spmm_split": "-O0",
     "recurrent_scan_dense": "-O1",
     "recurrent_wave": "-O1",
     "recurrent_wave_scatter": "-O1",
@@ -44,6 +45,7 @@ PROGRAMS = {
     "generic": "-O0",
     "sparse_softmax": "-O0",
     "depthwise": "-O0",
+    "sparse_softmax_runs": "-O0",
 }
 
 

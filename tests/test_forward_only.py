@@ -42,7 +42,7 @@ from jaxsparse import (
 from jaxsparse.primitive import equations
 
 FORWARD = TOPOLOGY.without_transpose()
-OF_TRANSPOSE = "transposed_pattern", "permutation"
+OF_TRANSPOSE = "transposed_pattern", "permutation", "row_cuts[1]"
 MISSING = "needs a topology with its transposed pattern, got one that was made without: use "
 
 

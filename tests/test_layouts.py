@@ -49,10 +49,11 @@ def row_lengths(monkeypatch):
 
 
 def test_every_topology_has_the_derived_kinds():
-    assert list(KINDS) == ["tile_starts", "scan_layout", "block_mask"]
+    assert list(KINDS) == ["tile_starts", "scan_layout", "block_mask", "row_cuts"]
     for topology in TOPOLOGY, TOPOLOGY.T, TOPOLOGY.without_transpose(), TOPOLOGY.padded(99):
         assert list(topology.layouts) == ["tile_starts"]
-        assert topology.layouts["tile_starts"] is topology.operands()[-1]
+        starts = topology.operands()[7 if topology.has_transpose else 3]
+        assert topology.layouts["tile_starts"] is starts
 
 
 def test_layouts_are_immutable():
@@ -73,7 +74,7 @@ def test_a_name_is_that_of_one_kind(row_lengths):
     ],
 )
 def test_unknown_kinds(operation, call):
-    kinds = "tile_starts, scan_layout, block_mask"
+    kinds = "tile_starts, scan_layout, block_mask, row_cuts"
     expected = f"Topology.{operation}: the kind of a layout must be one of {kinds}, got 'tiles'"
     with pytest.raises(ValueError, match=re.escape(expected)):
         call(TOPOLOGY)

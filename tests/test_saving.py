@@ -386,6 +386,32 @@ def test_old_checkpoints_load(old_checkpoint):
     np.testing.assert_allclose(layer(jnp.ones((1, 24))), expected, rtol=1e-6, atol=1e-6)
 
 
+def test_files_from_before_cuts_of_rows_load(tmp_path):
+    """Where a pattern has a layout now that it did not have then."""
+
+    def older(tree):
+        def of(leaf):
+            if not isinstance(leaf, Topology):
+                return leaf
+            return leaf.with_layouts({"tile_starts": leaf.layouts["tile_starts"]})
+
+        return jax.tree.map(of, tree, is_leaf=lambda x: isinstance(x, Topology))
+
+    made, other, by_name = (
+        SparseLinear(300, 400, sparsity=0.995, rngs=nnx.Rngs(seed)) for seed in range(3)
+    )
+    assert "row_cuts" in made.topology[...].layouts
+    state, x = older(nnx.state(made)), jnp.ones((2, 300))
+    restored = with_orbax(state, tmp_path / "state", older(nnx.state(other)))
+    nnx.update(other, restored)
+    named = with_orbax(state, tmp_path / "named")
+    nnx.update(by_name, {name: variable["value"] for name, variable in named.items()})
+    for loaded in other, by_name:
+        assert jax.tree.structure(nnx.state(loaded)) == jax.tree.structure(nnx.state(made))
+        verify(loaded)
+        np.testing.assert_array_equal(loaded(x), made(x))
+
+
 # ---- pruning.save and pruning.load ----
 
 DENSE = {

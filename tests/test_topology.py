@@ -134,9 +134,9 @@ def test_no_tile_starts_where_there_are_fewer_entries():
 
 def test_checks_leave_tile_starts_to_kernels(monkeypatch):
     topology = Topology(*pattern(64, 64))
-    assert topology.operands()[-1] is topology.layouts["tile_starts"]
+    assert topology.operands()[-3] is topology.layouts["tile_starts"]
     monkeypatch.setenv("JAXSPARSE_CHECK", "1")
-    assert topology.operands()[-1].shape == (1,) != topology.layouts["tile_starts"].shape
+    assert topology.operands()[-3].shape == (1,) != topology.layouts["tile_starts"].shape
 
 
 @pytest.mark.parametrize("name", PATTERNS)
@@ -344,6 +344,8 @@ def test_pytree():
         ".transposed_pattern.compact_column_indices",
         ".permutation",
         ".tile_starts",
+        ".row_cuts[0]",
+        ".row_cuts[1]",
     ]
 
 

@@ -129,6 +129,14 @@ __device__ __forceinline__ void PrefetchToL2(const void* from) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
 }
 
+// 16 bytes of global memory by one store, which compilers may take apart where numbers were
+// computed by branches.
+__device__ __forceinline__ void StoreGlobal(Words4* to, const Words4& x) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)),
+               "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+               : "memory");
+}
+
 // Global memory as blocks of a running launch see one another's words: an access of each word, in
 // no order with others unless a fence makes one.
 __device__ __forceinline__ uint32_t LoadRelaxed(const uint32_t* from) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "cuda/row_cuts.h"
 #include "host/preparation.h"
 
 namespace jaxsparse {
@@ -9,6 +10,8 @@ namespace {
 
 // Sizes of arrays below these can be multiplied by one another.
 constexpr int64_t kMostElements = kMostBytes, kMostBatch = int64_t{1} << 31;
+
+constexpr int64_t kNumbersOfCut = sizeof(RowCut) / sizeof(int32_t);
 
 constexpr struct {
   std::string_view name;
@@ -276,6 +279,16 @@ Array CallParser::OperandTileStarts(const Pattern& pattern) {
       buffer && buffer->dimensions().size() > 0 && buffer->dimensions().back() == kNoTileStarts;
   const int64_t starts = TileStarts(pattern.rows, pattern.columns).At(1, 0);
   const Array array = Operand("tile_starts", {ffi::S32}, {none ? kNoTileStarts : starts});
+  return none ? Array{} : array;
+}
+
+Array CallParser::OperandRowCuts(const Pattern& pattern) {
+  if (!ok()) return {};
+  const auto buffer = BufferOfOperand(operand_);
+  const bool none =
+      buffer && buffer->dimensions().size() > 0 && buffer->dimensions().back() == kNumbersOfCut;
+  const int64_t units = none ? 0 : RowUnits(pattern.rows, pattern.nse);
+  const Array array = Operand("row_cuts", {ffi::S32}, {(units + 1) * kNumbersOfCut});
   return none ? Array{} : array;
 }
 

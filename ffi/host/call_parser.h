@@ -117,6 +117,8 @@ class CallParser {
   Pattern OperandStored(Dimension& rows, Dimension& columns, Dimension& nse);
   // Where the entries of the pattern's tiles begin, if the operand says so.
   Array OperandTileStarts(const Pattern& pattern);
+  // How the pattern's rows are cut into units, if the operand says so.
+  Array OperandRowCuts(const Pattern& pattern);
 
   const Batch& batch() const { return batch_; }
   // How many operands or results have not been declared yet.

@@ -17,6 +17,8 @@ struct SparseSoftmaxProblem {
   Array values;
   Array tangent;  // backward only
   Array out;
+  Workspace workspace;
+  Array row_cuts;  // of the pattern, int32 as RowCut says (cuda/row_cuts.h), or null
 };
 
 }  // namespace jaxsparse

@@ -8,8 +8,8 @@ namespace {
 
 // The rows are constant-initialised in their files, so they can be copied here at start-up, in
 // whatever order files are initialised.
-const CudaVariant<SparseSoftmaxProblem> kVariants[] = {kSparseSoftmaxGenericRows,
-                                                       kSparseSoftmaxRowsInRegisters};
+const CudaVariant<SparseSoftmaxProblem> kVariants[] = {
+    kSparseSoftmaxGenericRows, kSparseSoftmaxRowsInRegisters, kSparseSoftmaxRunsOfRows};
 
 }  // namespace
 

@@ -10,5 +10,7 @@ namespace jaxsparse {
 extern const CudaVariant<SparseSoftmaxProblem> kSparseSoftmaxGenericRows;
 // kernels/registers.cc
 extern const CudaVariant<SparseSoftmaxProblem> kSparseSoftmaxRowsInRegisters;
+// kernels/runs.cc
+extern const CudaVariant<SparseSoftmaxProblem> kSparseSoftmaxRunsOfRows;
 
 }  // namespace jaxsparse

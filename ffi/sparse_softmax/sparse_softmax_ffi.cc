@@ -16,9 +16,12 @@ struct SparseSoftmax {
     columns.size = 0;  // which are not read
     ElementType dtype(kFloats);
     p.scale = call.Attribute<double>("scale");
+    const int64_t workspace = call.Integer("workspace", 0, kMostBytes);
     p.out = call.Result("out", dtype, {nse});
+    p.workspace = call.ResultWorkspace(workspace);
     p.values = call.Operand("values", dtype, {nse});
     p.pattern = call.OperandPattern(m, columns, nse);
+    p.row_cuts = call.OperandRowCuts(p.pattern);
     p.backward = call.operands_left() > 0;
     if (p.backward) p.tangent = call.Operand("tangent", dtype, {nse});
     p.batch = call.batch();
@@ -36,11 +39,13 @@ struct SparseSoftmax {
 
 OperationEntry SparseSoftmaxEntry() {
   std::vector<SparseSoftmaxProblem> problems;
+  int32_t cuts = 0;  // only whether there are any counts
   for (const DType dtype : {DType::kFloat32, DType::kFloat64, DType::kBFloat16, DType::kFloat16}) {
     for (const bool backward : {false, true}) {
       SparseSoftmaxProblem problem;
       problem.dtype = dtype;
       problem.backward = backward;
+      problem.row_cuts.data = &cuts;
       problems.push_back(problem);
     }
   }

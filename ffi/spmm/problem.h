@@ -33,6 +33,7 @@ struct alignas(64) SpmmProblem {
   Array out;
   Array preactivation;  // or null: what the activation was applied to, for its derivative
   Workspace workspace;
+  Array row_cuts;  // of `pattern`, int32 as RowCut says (cuda/row_cuts.h), or null
 };
 
 }  // namespace jaxsparse

@@ -12,6 +12,7 @@ const SpmmVariant kVariants[] = {
     kSpmmTiledRowsScalar, kSpmmTiledRowsUnshared,  kSpmmTiledRowsUnordered,
     kSpmmTiledRowsRolled, kSpmmTiledRowsPrescaled, kSpmmStagedRows,
     kSpmmTensorCores,     kSpmmTensorCoresUnsplit, kSpmmTensorCoresSplitK,
+    kSpmmSplitRows,
 };
 
 }  // namespace

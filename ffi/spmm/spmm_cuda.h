@@ -14,6 +14,8 @@ extern const SpmmVariant kSpmmGenericRows, kSpmmGenericDots;
 // kernels/tiled.cc: with all techniques, and without one.
 extern const SpmmVariant kSpmmTiledRows, kSpmmTiledRowsScalar, kSpmmTiledRowsUnshared,
     kSpmmTiledRowsUnordered, kSpmmTiledRowsRolled, kSpmmTiledRowsPrescaled;
+// kernels/split.cc
+extern const SpmmVariant kSpmmSplitRows;
 // kernels/staged.cc
 extern const SpmmVariant kSpmmStagedRows;
 // kernels/tensor_cores.cc: split-K where that is faster, never, or wherever there is anything to

@@ -43,6 +43,7 @@ struct Spmm {
     }
     if (m.size == 0 || k.size == 0) p.pattern.nse = p.stored.nse = 0;  // all of them are padding
     p.stored.tile_starts = call.OperandTileStarts(p.stored);
+    p.row_cuts = call.OperandRowCuts(p.pattern);
     if (call.operands_left() > 0) p.bias = call.Operand("bias", dtype, {m});
     p.n = n.size;
     p.batch = call.batch();
@@ -61,7 +62,7 @@ struct Spmm {
 
 OperationEntry SpmmEntry() {
   std::vector<SpmmProblem> problems;
-  int32_t permuted = 0;  // only whether there is a permutation counts
+  int32_t permuted = 0, cuts = 0;  // only whether there are a permutation and cuts counts
   for (const DTypePair types : kDTypePairs) {
     for (const IndexType index : {IndexType::kInt32, IndexType::kUint16}) {
       SpmmProblem problem;
@@ -73,6 +74,7 @@ OperationEntry SpmmEntry() {
       problem.pattern.rows = 512;
       problem.pattern.nse = 65536;
       problem.stored = problem.pattern;
+      problem.row_cuts.data = &cuts;
       problems.push_back(problem);
       problem.transposed = true;
       problem.pattern.permutation.data = &permuted;

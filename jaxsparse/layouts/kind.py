@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Container
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from jaxsparse.pattern import is_concrete
 
 if TYPE_CHECKING:
     from jaxsparse.topology import Topology
@@ -21,7 +24,10 @@ class LayoutKind(abc.ABC):
     """The key in `Topology.layouts`, and in the paths of the arrays in trees and files."""
 
     derived: ClassVar[bool] = False
-    """Whether every topology has one, made by its constructor without options."""
+    """Whether constructors make one, without options, where `make` does not return None."""
+
+    needed: ClassVar[bool] = False
+    """Whether operations need it of every topology."""
 
     inherited: ClassVar[bool] = False
     """Whether a new pattern in the place of one that has such a layout gets one, too.
@@ -61,6 +67,10 @@ class LayoutKind(abc.ABC):
             ValueError: if it does not belong to the topology, or would lead a kernel out of bounds.
         """
 
+    def without_transpose(self, layout: Any) -> Any:
+        """The layout of the topology without its transpose, or None if it has none."""
+        return layout
+
     def pad(self, layout: Any, padded: Topology) -> Any:
         """The layout of a topology that got padding behind its entries, which moves none."""
         return layout
@@ -71,6 +81,15 @@ KINDS: dict[str, LayoutKind] = {}
 
 A topology's leaves are in this order, so that a new kind goes behind the others.
 """
+
+
+def derived_layouts(topology: Topology, there: Container[str] = ()) -> dict[str, Any]:
+    """The layouts that constructors make of a pattern, but those that are there."""
+    known = is_concrete(topology.row_offsets, topology.column_indices)
+    wanted = [kind for name, kind in KINDS.items() if kind.derived and name not in there]
+    made = {x.name: x.make(topology) if known else x.make_traced(topology) for x in wanted}
+    return {name: layout for name, layout in made.items() if layout is not None}
+
 
 K = TypeVar("K", bound=type[LayoutKind])
 

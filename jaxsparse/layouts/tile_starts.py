@@ -31,6 +31,7 @@ class TileStarts(LayoutKind):
 
     name = "tile_starts"
     derived = True
+    needed = True
 
     def make(self, topology: Topology, **options: Any) -> jax.Array:
         offsets, columns = topology.row_offsets, topology.column_indices

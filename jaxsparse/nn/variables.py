@@ -135,6 +135,7 @@ class TopologyVariable(nnx.Variable[Topology]):
                 )
             if read is new:  # else it was just made and checked
                 read.verify()
+            read = read.with_derived_layouts()  # a file of an earlier version may lack some
         return _with_layouts_of(old, read) if isinstance(read, Topology) else read
 
     def _itself(self, *_: Any) -> Any:
@@ -146,6 +147,8 @@ class TopologyVariable(nnx.Variable[Topology]):
 def _with_layouts_of(old: Any, new: Topology) -> Topology:
     """A pattern with layouts that the one before it had, as an array form has none."""
     had = old.layouts if isinstance(old, Topology) else {}
+    if any(KINDS[name].derived and name not in new.layouts for name in had):
+        new = new.with_derived_layouts()
     missing = [name for name in had if KINDS[name].inherited and name not in new.layouts]
     columns = new.column_indices
     for name in missing:

@@ -22,15 +22,18 @@ PATTERN = (
     ("transposed_row_order", "k"),
     ("permutation", "e"),
     ("tile_starts", "tiles"),
+    ("row_cuts", "cuts"),
+    ("transposed_row_cuts", "transposed_cuts"),
 )
-"""Operands of a pattern: both orientations, what joins them, and layouts."""
+"""Operands of a pattern: both orientations, what joins them, layouts, and cuts of both."""
 
-ROWS_ALONE = (*PATTERN[:3], PATTERN[7])
+ROWS_ALONE = (*PATTERN[:3], *PATTERN[7:9])
 """The same of a topology without its transpose."""
 
 ROWS = tuple(name for name, _ in PATTERN[:3])
 TRANSPOSED_ROWS = tuple(name for name, _ in PATTERN[3:6])
 STARTS = PATTERN[7][0]
+CUTS, TRANSPOSED_CUTS = (name for name, _ in PATTERN[8:])
 TRANSPOSED = tuple(name for name, _ in (*PATTERN[3:7], *PATTERN[:2]))  # and where values are stored
 
 

@@ -72,8 +72,12 @@ _ROWS = tuple(LISTS)
 _COLUMNS = tuple(f"transposed_{name}" for name in LISTS)
 OF_MASKS = frozenset((*_ROWS, *_COLUMNS))
 """The operands that are lists of a block mask."""
-# What the dimensions of a pattern are called here.
-_OF_PATTERN = {"m": "t", "m+1": "t+1", "k": "u", "k+1": "u+1", "e": "z", "tiles": "y"}
+# What the dimensions of a pattern are called here. Beside rows and columns they are its own: w is
+# that of distances (scores.py).
+_OF_PATTERN = {
+    **{"m": "t", "m+1": "t+1", "k": "u", "k+1": "u+1", "e": "z", "tiles": "y"},
+    **{"cuts": "v", "transposed_cuts": "x"},
+}
 
 
 def mask_operands(params: dict[str, Any]) -> tuple[tuple[str, str], ...]:

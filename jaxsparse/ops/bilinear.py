@@ -23,9 +23,11 @@ from jax.core import ShapedArray
 
 from jaxsparse.device import AnyDevice
 from jaxsparse.ops.arguments import (
+    CUTS,
     ROWS,
     STARTS,
     TRANSPOSED,
+    TRANSPOSED_CUTS,
     operands_of_pattern,
 )
 from jaxsparse.ops.dense_product import (
@@ -98,7 +100,8 @@ def _spmm_ffi(
             return Fallback(reason, compute)
         remark = "a dense product is taken to be faster in TF32, but this one is to be exact"
     transpose = params["transpose"]
-    operands = ("values", "x", *(TRANSPOSED if transpose else ROWS), STARTS)
+    rows, cuts = (TRANSPOSED, TRANSPOSED_CUTS) if transpose else (ROWS, CUTS)
+    operands = ("values", "x", *rows, STARTS, cuts)
     if params.get("has_bias"):
         operands = (*operands, "bias")
     # Most of a GPU's kernels read what stands in the columns of x where it is on the left: they get

@@ -8,6 +8,7 @@ ones.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,7 +18,7 @@ from jax.interpreters import ad
 from jaxsparse import backend
 from jaxsparse.csr import CSR, check_csr
 from jaxsparse.ops import arguments
-from jaxsparse.ops.arguments import ROWS, matrix_shape, operands_of_pattern
+from jaxsparse.ops.arguments import CUTS, ROWS, matrix_shape, operands_of_pattern
 from jaxsparse.ops.bilinear import sddmm_p, spmm_p
 from jaxsparse.pattern import row_indices
 from jaxsparse.precision import accumulator_dtype
@@ -97,6 +98,11 @@ def _signature(params: dict[str, Any], *values: str) -> Signature:
     return Signature((*operands, *operands_of_pattern(params["columns"])), (("out", "e"),))
 
 
+def _ffi_call(values: str, *tangent: str) -> Callable[..., FfiCall]:
+    operands = (values, *ROWS, CUTS, *tangent)
+    return lambda params, *_: FfiCall(operands, {"scale": params["scale"]}, workspace=None)
+
+
 def _row_sums(values: jax.Array, rows: jax.Array, size: int) -> jax.Array:
     return jnp.zeros((size,), values.dtype).at[rows].add(values, mode="drop")
 
@@ -129,7 +135,7 @@ sparse_softmax_p = make_primitive(
         result_dtypes=_values_dtypes,
         shardable=(),
         xla=_softmax_xla,
-        ffi=lambda params, *_: FfiCall(("values", *ROWS), {"scale": params["scale"]}),
+        ffi=_ffi_call("values"),
     )
 )
 
@@ -181,7 +187,7 @@ sparse_softmax_derivative_p = make_primitive(
         result_dtypes=_values_dtypes,
         shardable=(),
         xla=_derivative_xla,
-        ffi=lambda params, *_: FfiCall(("y", *ROWS, "tangent"), {"scale": params["scale"]}),
+        ffi=_ffi_call("y", "tangent"),
     )
 )
 

@@ -181,7 +181,8 @@ double SpmmTiledMicroseconds(const SpmmProblem& p) {
              : fit.own_wait * (times < 2 ? times : 2);
   const double microseconds = fit.start + fit.wave * Waves(p, config) + waits +
                               entries * entry / (p.gpu.multiprocessors * kClocksOfMicrosecond);
-  return shared ? microseconds : kSpmmForUnevenRows * microseconds;
+  return (shared ? 1 : kSpmmForUnevenRows) * (p.row_cuts.data == nullptr ? 1 : kSpmmForGraphs) *
+         microseconds;
 }
 
 extern constinit const SpmmVariant kSpmmTiledRows =

@@ -399,6 +399,10 @@ void atomicAdd(T* to, T x) {
   *to += x;
 }
 template <typename T>
+void atomicOr(T* to, T x) {
+  *to |= x;
+}
+template <typename T>
 void atomicMin(T* to, T x) {
   if (x < *to) *to = x;
 }

@@ -71,6 +71,8 @@ inline TestCall SpmmCall(const SpmmForm& f) {
   }
   const int64_t starts = f.has_starts ? 2 * 64 : 1;  // of a tile, and the end
   call.operands.push_back({"tile_starts", "int32", Batched(f.pattern_batch, {starts})});
+  const int64_t cuts = f.has_starts ? 2 * 2 : 2;  // of a unit, and the end
+  call.operands.push_back({"row_cuts", "int32", Batched(f.pattern_batch, {cuts})});
   if (f.has_bias) call.operands.push_back({"bias", f.dtype, Batched(f.batch, {kM})});
   call.results = {{"out", f.out_dtype, Batched(f.batch, out)}};
   if (f.has_bias) call.results.push_back({"preactivation", f.out_dtype, Batched(f.batch, out)});
@@ -100,9 +102,10 @@ inline TestCall SoftmaxCall(bool backward, const std::string& dtype, std::vector
   TestCall call;
   call.operands = {{"values", dtype, Batched(batch, {kNse})}};
   Add(&call.operands, PatternOf(kM, "uint16", batch));
+  call.operands.push_back({"row_cuts", "int32", Batched(batch, {backward ? 2 * 2 : 2})});
   if (backward) call.operands.push_back({"tangent", dtype, Batched(batch, {kNse})});
   call.results = {{"out", dtype, Batched(batch, {kNse})}};
-  call.attributes = {{"variant", ""}, {"scale", 0.5}};
+  call.attributes = {{"variant", ""}, {"scale", 0.5}, {"workspace", int64_t{0}}};
   return call;
 }
 

@@ -111,6 +111,7 @@ inline Words4 LoadRelaxed(const Words4* from) {
 inline void LoadRelaxedIf(bool condition, const Words4* from, Words4* to) {
   if (condition) *to = LoadRelaxed(from);
 }
+inline void StoreGlobal(Words4* to, const Words4& x) { *to = x; }
 inline void StoreRelaxed(uint32_t* to, uint32_t x) { *to = x; }
 template <int kCount>
 void StoreRelaxed(uint32_t* to, const uint32_t (&x)[kCount]) {

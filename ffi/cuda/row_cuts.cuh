@@ -1,0 +1,53 @@
+// Cuts of rows as kernels read them.
+#pragma once
+
+#include "cuda/device.cuh"
+#include "cuda/row_cuts.h"
+
+namespace jaxsparse {
+
+// The cuts of a batch entry's pattern, none of which is outside of it, whatever they say.
+struct CutsOfRows {
+  const RowCut* cuts;
+  const int32_t* offsets;
+  int rows, nse, units;
+
+  __device__ __forceinline__ CutsOfRows(const Batch& batch, const Pattern& pattern,
+                                        const Array& row_cuts, int64_t entry)
+      : cuts(reinterpret_cast<const RowCut*>(row_cuts.At<const int32_t>(batch, entry))),
+        offsets(pattern.row_offsets.At<const int32_t>(batch, entry)),
+        rows(static_cast<int>(pattern.rows)),
+        nse(static_cast<int>(pattern.nse)),
+        units(static_cast<int>(RowUnits(pattern.rows, pattern.nse))) {}
+
+  __device__ __forceinline__ RowCut At(int unit) const {
+    return {Clamp(cuts[unit].row, 0, rows), Clamp(cuts[unit].entry, 0, nse)};
+  }
+  // The end of kUnits units in front of that one, which have no more than there can be.
+  template <int kUnits>
+  __device__ __forceinline__ RowCut EndOf(const RowCut& begin, int next) const {
+    const RowCut end = At(next < units ? next : units);
+    return {Clamp(end.row, begin.row, begin.row + MostRowsOfUnits(kUnits)),
+            Clamp(end.entry, begin.entry, begin.entry + MostEntriesOfUnits(kUnits))};
+  }
+  __device__ __forceinline__ int RowAt(int unit) const { return Clamp(cuts[unit].row, 0, rows); }
+  // Whether a unit begins behind the begin of a row that it has a piece of.
+  __device__ __forceinline__ bool IsWithinRow(const RowCut& cut) const {
+    return cut.row < rows && cut.entry > offsets[cut.row];
+  }
+  // The units that have the begin and the end of a long row.
+  __device__ __forceinline__ int FirstUnitOf(int row) const {
+    return UnitOf(offsets[row] + int64_t{kPlacesOfRow} * row);
+  }
+  __device__ __forceinline__ int LastUnitOf(int row) const {
+    return UnitOf(int64_t{offsets[row + 1]} - 1 + int64_t{kPlacesOfRow} * row);
+  }
+
+ private:
+  __device__ __forceinline__ int UnitOf(int64_t place) const {
+    const int64_t unit = place / kPlacesOfUnit;
+    return unit < 0 ? 0 : unit < units ? static_cast<int>(unit) : units - 1;
+  }
+};
+
+}  // namespace jaxsparse

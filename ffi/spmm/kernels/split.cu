@@ -1,0 +1,348 @@
+// The sparse-dense product where lengths of rows are very different, as of graphs: work is cut by
+// entries (cuda/row_cuts.h), into units of whole rows and pieces of long ones. A group of lanes, as
+// wide as a tile of the result, takes a unit. It asks for the rows of x of several entries at once,
+// whatever rows of the result they belong to, then adds them, and writes each row that ends.
+//
+// The groups of a block take neighbouring units, and add the pieces of a row in shared memory. What
+// belongs to a row that several blocks have parts of goes to a workspace; a second kernel adds
+// these. Sums are taken in one order, which the pattern alone says, whatever the grid is.
+//
+// Floors: every entry reads kLanes * kVector elements of x from L2, whose rows have no order; from
+// memory come the entries, x and the result, once each if L2 has room for x.
+#include "cuda/row_cuts.cuh"
+#include "spmm/kernels/entry_runs.cuh"
+#include "spmm/kernels/split.h"
+
+namespace jaxsparse {
+
+template <int kVector, typename Acc>
+__device__ __forceinline__ void AddPart(Acc (&sums)[kVector], const Vector<Acc, kVector>& part) {
+#pragma unroll
+  for (int c = 0; c < kVector; ++c) sums[c] += part.elements[c];
+}
+
+// Neighbouring entries, which a group adds at once. Columns are loaded ahead, as x is waited for by
+// them, and so is where values stand if they are permuted; values come together with x.
+template <typename T, typename Index, int kAtOnce, bool kPermuted>
+struct EntriesAhead {
+  static constexpr int kRuns = kAtOnce / kRun;
+  Run<Index> columns[kRuns];
+  Run<int32_t> sources[kPermuted ? kRuns : 1];
+
+  // Those from `first` on; of runs that begin at `end` or behind nothing is loaded.
+  template <typename M>
+  __device__ __forceinline__ void Load(const M& m, int first, int end, int nse, bool wide) {
+    LoadRuns(m.column_indices, first, end, nse, wide, columns);
+    if constexpr (kPermuted) LoadRuns(m.permutation, first, end, nse, wide, sources);
+  }
+  template <typename M>
+  __device__ __forceinline__ void LoadValues(const M& m, int first, int end, int nse, bool wide,
+                                             Run<T> (&values)[kRuns]) const {
+    if constexpr (kPermuted) {
+#pragma unroll
+      for (int e = 0; e < kAtOnce; ++e) {
+        if (first + e >= end) continue;
+        const uint32_t source = Within(sources[e / kRun].Get(e % kRun), nse);
+        values[e / kRun].Set(e % kRun, m.values + source);
+      }
+    } else {
+      LoadRuns(m.values, first, end, nse, wide, values);
+    }
+  }
+  // Makes columns some of x, whatever they were.
+  __device__ __forceinline__ void Bound(uint32_t bound) {
+#pragma unroll
+    for (int r = 0; r < kRuns; ++r) columns[r].Bound(bound);
+  }
+  __device__ __forceinline__ uint32_t Column(int e) const {
+    return static_cast<uint32_t>(columns[e / kRun].Get(e % kRun));
+  }
+};
+
+// Neighbouring elements of a row of x. Those of 2 bytes stay in the words in which they come, as in
+// a Run.
+template <typename T, int kCount, bool kHalves = sizeof(T) == 2 && kCount % 2 == 0>
+struct RowOfX {
+  Vector<T, kCount> elements;
+
+  __device__ __forceinline__ void Load(const T* from, bool wide) {
+    elements = LoadVector<kCount>(from, wide);
+  }
+  __device__ __forceinline__ Accumulator<T> Get(int c) const {
+    return ToAccumulator(elements.elements[c]);
+  }
+  __device__ __forceinline__ void StayInWords() {}
+};
+template <typename T, int kCount>
+struct RowOfX<T, kCount, true> {
+  Vector<uint32_t, kCount / 2> words;
+
+  __device__ __forceinline__ void Load(const T* from, bool wide) {
+    if (wide) {
+      words = *reinterpret_cast<const Vector<uint32_t, kCount / 2>*>(from);
+      return;
+    }
+    const auto* halves = reinterpret_cast<const uint16_t*>(from);
+#pragma unroll
+    for (int w = 0; w < kCount / 2; ++w) {
+      words.elements[w] = halves[2 * w] | static_cast<uint32_t>(halves[2 * w + 1]) << 16;
+    }
+  }
+  __device__ __forceinline__ Accumulator<T> Get(int c) const {
+    return ToAccumulator(T{static_cast<uint16_t>(words.elements[c / 2] >> c % 2 * 16)});
+  }
+  // In a loop: elements are taken out of their words in each turn, not all of them in front of the
+  // first one, for which there are no registers.
+  __device__ __forceinline__ void StayInWords() {
+#pragma unroll
+    for (int w = 0; w < kCount / 2; ++w) KeepInRegister(words.elements[w]);
+  }
+};
+
+// Writes what a lane has of a row of the result, unless that is behind the last column. No lambda:
+// NVRTC 12.8 and 13.0 crash where a lambda template within a kernel template calls another one.
+template <bool kAligned, typename Result, int kVector, typename Acc>
+__device__ __forceinline__ void WriteInTile(const Result& result, const SpmmProblem& p, int row,
+                                            int64_t column, Acc (&sums)[kVector]) {
+  if (column >= p.n) return;
+  result.template WriteRun<kVector, kAligned>(p.activation, row, row * p.n + column, sums);
+}
+
+template <typename T, typename Out, typename Index, SpmmSplitConfig kConfig>
+__global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks())
+    SpmmSplitRows(const __grid_constant__ SpmmProblem p) {
+  using Acc = Accumulator<T>;
+  constexpr int kVector = kConfig.vector, kLanes = kConfig.lanes, kUnits = kConfig.Units();
+  static __shared__ Vector<Acc, kVector> parts[kConfig.Threads()];
+  // Of this block's entry of a batch and the last one's: where rows go, which registers have no
+  // room for beside what is added.
+  using Result = ResultOfEntry<T, Out>;
+  static __shared__ Result results[kConfig.batched ? 2 : 1];
+  static __shared__ int first_rows[kUnits + 1];  // of the block's units, and of the one behind
+  int turn = 0;
+  LetNextKernelBegin();
+
+  const int lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes;
+  const int units = static_cast<int>(RowUnits(p.pattern.rows, p.pattern.nse));
+  const auto down = static_cast<uint32_t>(SpmmSplitBlocksDown(p, kUnits));
+  const auto tiles = static_cast<uint32_t>(CeilDivide(p.n, kLanes * kVector));
+  const uint32_t blocks = static_cast<uint32_t>(p.batch.count) * tiles * down;
+  const uint32_t row_bytes = static_cast<uint32_t>(p.n * sizeof(T));
+
+  for (uint32_t block = blockIdx.x; block < blocks; block += gridDim.x) {
+    const uint32_t at = block % down;
+    const uint32_t tile = kConfig.batched ? block / down % tiles : block / down;
+    const uint32_t entry = kConfig.batched ? block / down / tiles : 0;
+    const Matrices<T, Out, Index> m(p, entry);
+    const CutsOfRows cuts(p.batch, p.pattern, p.row_cuts, entry);
+    const int nse = cuts.nse;
+    const int unit = Clamp(static_cast<int>(at) * kUnits + group, 0, units);
+    const int behind = Clamp(static_cast<int>(at + 1) * kUnits, 0, units);
+    const RowCut begin = cuts.At(unit), end = cuts.EndOf<1>(begin, unit + 1);
+    const int64_t column = (static_cast<int64_t>(tile) * kLanes + lane) * kVector;
+    // Lanes behind the last column read the first ones, and write nothing.
+    const T* x = m.x + (column < p.n ? column : 0);
+    const bool wide =
+        IsAligned<Vector<T, kVector>>(m.x) && IsAligned<Vector<Out, kVector>>(m.out) &&
+        IsAligned<Vector<Out, kVector>>(m.preactivation) &&
+        IsAligned<Run<Index>>(m.column_indices) &&
+        (kConfig.permuted ? IsAligned<Run<int32_t>>(m.permutation) : IsAligned<Run<T>>(m.values));
+
+    // The row that entries are added to; where it ends, as far as the unit has of it; and where the
+    // one behind it ends, which is loaded ahead.
+    int row = begin.row, first = begin.entry;
+    const auto end_of = [&](int of) { return of < end.row ? m.row_offsets[of + 1] : end.entry; };
+    const auto within_unit = [&](int place) { return Clamp(place, first, end.entry); };
+    const bool has_begun = cuts.IsWithinRow(begin);
+    // What is left behind the last row that ends is a part of one that goes on: of one that has
+    // begun here, or of the unit's only one.
+    const bool is_only = has_begun && begin.row == end.row;
+    const bool has_new = !is_only && unit < units && cuts.IsWithinRow(end);
+    int row_end = within_unit(end_of(row)), next_end = end_of(row + 1);
+    Vector<Acc, kVector> sums = {};
+
+    if (kConfig.batched && threadIdx.x == 0) results[turn] = m;
+    const auto result = [&]() -> Result {
+      if constexpr (kConfig.batched) return results[turn];
+      return m;
+    };
+
+    const auto add_unit = [&]<bool kWide, int kCount>() {
+      using Chunk = EntriesAhead<T, Index, kCount, kConfig.permuted>;
+      const auto place = [&](uint32_t of_x) {
+        const char* from = reinterpret_cast<const char*>(x) + MultiplyWide(of_x, row_bytes);
+        return reinterpret_cast<const T*>(from);
+      };
+      const auto add = [&](Acc value, const RowOfX<T, kVector>& of_x) {
+#pragma unroll
+        for (int c = 0; c < kVector; ++c) sums.elements[c] += value * of_x.Get(c);
+      };
+      uint32_t bound = Run<Index>::BoundOf(static_cast<uint32_t>(p.pattern.columns) - 1);
+      KeepInRegister(bound);  // or it is computed again for each chunk
+      KeepInRegister(x);
+      const int last = end.entry;
+      int i = FirstRun(first);
+      Chunk next = {};
+      next.Load(m, i, last, nse, kWide);
+      do {
+        Chunk entries = next;
+        Run<T> values[Chunk::kRuns] = {};
+        entries.LoadValues(m, i, last, nse, kWide, values);
+        const auto value = [&](int e) { return ToAccumulator(values[e / kRun].Get(e % kRun)); };
+        entries.Bound(bound);
+        RowOfX<T, kVector> of_x[kCount];
+        if (first <= i && i + kCount <= last) {
+#pragma unroll
+          for (int e = 0; e < kCount; ++e) of_x[e].Load(place(entries.Column(e)), kWide);
+        } else {  // some belong to other units
+#pragma unroll
+          for (int e = 0; e < kCount; ++e) {
+            of_x[e] = {};
+            if (i + e >= first && i + e < last) of_x[e].Load(place(entries.Column(e)), kWide);
+          }
+        }
+        next.Load(m, i + kCount, last, nse, kWide);
+        if (first <= i && row_end > i + kCount) {
+#pragma unroll
+          for (int e = 0; e < kCount; ++e) add(value(e), of_x[e]);
+          first = i + kCount;
+        } else {
+#pragma unroll 1
+          for (;;) {
+#pragma unroll
+            for (int e = 0; e < kCount; ++e) of_x[e].StayInWords();
+            const int from = first - i, behind = row_end - i;
+#pragma unroll
+            for (int e = 0; e < kCount; ++e) {
+              if (e >= from && e < behind) add(value(e), of_x[e]);
+            }
+            if (row_end > i + kCount) first = i + kCount;
+            if (row_end > i + kCount || row >= end.row) break;
+            if (row == begin.row && has_begun) {
+              parts[threadIdx.x] = sums;
+            } else {
+              WriteInTile<kWide>(result(), p, row, column, sums.elements);
+            }
+            sums = {};
+            first = row_end;
+            ++row;
+            row_end = within_unit(next_end);
+            next_end = end_of(row + 1);
+          }
+        }
+        i += kCount;
+      } while (i < last);
+    };
+    __syncthreads();  // the last parts and rows have been read
+    if (lane == 0) first_rows[group] = begin.row;
+    if (threadIdx.x == 0) first_rows[kUnits] = cuts.RowAt(behind);
+    if (wide) {
+      add_unit.template operator()<true, kSpmmSplitAtOnce>();
+    } else {
+      add_unit.template operator()<false, kRun>();
+    }
+    if (is_only) parts[threadIdx.x] = sums;
+    __syncthreads();
+
+    Acc* workspace = reinterpret_cast<Acc*>(p.workspace.data);
+    const auto leave = [&](SpmmPart part, const Vector<Acc, kVector>& of_row) {
+      if (column >= p.n) return;
+      StoreVector(workspace + SpmmPartAt(p, down, entry, at, part) + column, of_row);
+    };
+    // Adds the parts of the units behind this one; whether the row ends in the block.
+    const auto add_parts = [&](int of, Vector<Acc, kVector>* to) {
+      int other = group + 1;
+#pragma unroll 1
+      for (; other < kUnits && first_rows[other] == of; ++other) {
+        AddPart<kVector>(to->elements, parts[lane + other * kLanes]);
+      }
+      return first_rows[other] != of;
+    };
+    if (has_new) {
+      if (add_parts(end.row, &sums)) {
+        WriteInTile<false>(result(), p, end.row, column, sums.elements);
+      } else {
+        leave(SpmmPart::kOfNew, sums);
+      }
+    }
+    if (has_begun && group == 0) {
+      sums = parts[threadIdx.x];
+      add_parts(begin.row, &sums);
+      leave(SpmmPart::kOfBegun, sums);
+    }
+    if (kConfig.batched) turn ^= 1;
+  }
+}
+
+// Adds the parts that blocks have left of a row, and writes it. The row is found at the first
+// boundary between blocks that is within it; the groups of a block add as many parts each.
+template <typename T, typename Out, SpmmSplitConfig kConfig>
+__global__ void __launch_bounds__(kSpmmAddThreads)
+    SpmmAddParts(const __grid_constant__ SpmmProblem p) {
+  using Acc = Accumulator<T>;
+  constexpr int kVector = kConfig.vector, kLanes = kConfig.lanes, kUnits = kConfig.Units();
+  constexpr int kGroups = kSpmmAddThreads / kLanes;
+  constexpr int kAhead = kVector == 8 || kLanes < 4 ? 4 : 8;  // parts that a group asks for
+  static __shared__ Vector<Acc, kVector> parts[kSpmmAddThreads];
+  const int lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes;
+  const auto down = static_cast<int>(SpmmSplitBlocksDown(p, kUnits));
+  const auto chunks = static_cast<uint32_t>(CeilDivide(down, kSpmmAddBoundaries));
+  const auto tiles = static_cast<uint32_t>(CeilDivide(p.n, kLanes * kVector));
+  const uint32_t blocks = static_cast<uint32_t>(p.batch.count) * tiles * chunks;
+  bool waits = true;
+
+  for (uint32_t block = blockIdx.x; block < blocks; block += gridDim.x) {
+    const uint32_t tile = block / chunks % tiles, entry = block / chunks / tiles;
+    const Matrices<T, Out, int32_t> m(p, entry);  // of which no columns are read
+    const CutsOfRows cuts(p.batch, p.pattern, p.row_cuts, entry);
+    // The row of which a boundary is the first, or -1.
+    const auto row_of = [&](int boundary) {
+      if (boundary < 1 || boundary >= down) return -1;
+      const RowCut cut = cuts.At(boundary * kUnits), before = cuts.At((boundary - 1) * kUnits);
+      if (!cuts.IsWithinRow(cut)) return -1;
+      const bool is_first = before.row != cut.row || !cuts.IsWithinRow(before);
+      return is_first ? cut.row : -1;
+    };
+    const int own = static_cast<int>(block % chunks) * kSpmmAddBoundaries;
+    const int row_of_lane = row_of(own + static_cast<int>(threadIdx.x) % kWarp);
+    if (waits) WaitForPrologue();
+    waits = false;
+    // The same in each warp of the block.
+#pragma unroll 1
+    for (unsigned found = __ballot_sync(kAllLanes, row_of_lane >= 0); found != 0;
+         found &= found - 1) {
+      const int lane_of_row = __ffs(static_cast<int>(found)) - 1, boundary = own + lane_of_row;
+      const int row = __shfl_sync(kAllLanes, row_of_lane, lane_of_row);
+      const int of_last = cuts.LastUnitOf(row) / kUnits;
+      const int last = of_last < boundary ? boundary : of_last;
+      const int count = last - boundary + 2;
+      const int64_t column = (static_cast<int64_t>(tile) * kLanes + lane) * kVector;
+      const Acc* workspace = reinterpret_cast<const Acc*>(p.workspace.data);
+      const auto part_at = [&](int part) {
+        const auto which = part == 0 ? SpmmPart::kOfNew : SpmmPart::kOfBegun;
+        const int64_t of = boundary - 1 + part;
+        const Acc* from = workspace + SpmmPartAt(p, down, entry, of, which);
+        return LoadVector<kVector>(from + (column < p.n ? column : 0),
+                                   IsAligned<Vector<Acc, kVector>>(workspace));
+      };
+      Vector<Acc, kVector> sums = {};
+      const int64_t behind = int64_t{count} * (group + 1) / kGroups;
+#pragma unroll kAhead
+      for (auto part = static_cast<int>(int64_t{count} * group / kGroups); part < behind; ++part) {
+        AddPart<kVector>(sums.elements, part_at(part));
+      }
+      parts[threadIdx.x] = sums;
+      __syncthreads();
+      if (group == 0 && column < p.n) {
+#pragma unroll 4
+        for (int g = 1; g < kGroups; ++g) {
+          AddPart<kVector>(sums.elements, parts[threadIdx.x + g * kLanes]);
+        }
+        m.WriteRun(p.activation, row, row * p.n + column, sums.elements);
+      }
+      __syncthreads();  // before these parts are written again
+    }
+  }
+}
+
+}  // namespace jaxsparse

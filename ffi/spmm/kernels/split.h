@@ -1,0 +1,48 @@
+// How the split kernel of the sparse-dense product is configured, by the host, for the device.
+#pragma once
+
+#include "cuda/row_cuts.h"
+#include "spmm/problem.h"
+
+namespace jaxsparse {
+
+constexpr int kSpmmSplitAtOnce = 8;  // entries of which a group asks for rows of x
+
+struct SpmmSplitConfig {
+  int vector = 1;         // neighbouring columns of a lane
+  int lanes = 1;          // of a group, which is as wide as a tile of the result
+  bool permuted = false;  // whether a permutation tells where values stand
+  bool batched = false;
+
+  constexpr int Columns() const { return lanes * vector; }  // of a tile
+  constexpr int Threads() const {
+    constexpr int kUnits = 8, kMost = 128;
+    const int threads = lanes * kUnits;
+    return threads < kWarp ? kWarp : threads < kMost ? threads : kMost;
+  }
+  constexpr int Units() const { return Threads() / lanes; }  // of a block, one for each group
+  // For which registers are left.
+  constexpr int Blocks() const { return (permuted || batched ? 512 : 640) / Threads(); }
+};
+
+// Blocks down the rows of the result: each takes neighbouring units.
+JAXSPARSE_INLINE int64_t SpmmSplitBlocksDown(const SpmmProblem& p, int units) {
+  return CeilDivide(RowUnits(p.pattern.rows, p.pattern.nse), units);
+}
+
+// What a block leaves in the workspace for the next kernel: its part of a row that has begun in an
+// earlier block, and its part of one that has begun here and goes on in the next. Each is as wide
+// as the result.
+enum class SpmmPart : int { kOfBegun, kOfNew };
+constexpr int kSpmmPartsOfBlock = 2;
+
+JAXSPARSE_INLINE int64_t SpmmPartAt(const SpmmProblem& p, int64_t down, int64_t entry,
+                                    int64_t block, SpmmPart part) {
+  return ((entry * down + block) * kSpmmPartsOfBlock + static_cast<int>(part)) * p.n;
+}
+
+// The kernel that adds parts: a block looks at so many boundaries between blocks of the first one,
+// a lane at each.
+constexpr int kSpmmAddThreads = 256, kSpmmAddBoundaries = kWarp;
+
+}  // namespace jaxsparse
