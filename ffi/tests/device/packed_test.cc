@@ -74,8 +74,9 @@ class PackedTest {
     }
     if (options.odd == Odd::kBadValue && !entries_.empty()) entries_[0] = FromFloat<T>(INFINITY);
     const std::string error =
-        PackStreams({offsets_.data(), columns_.data(), order_.data(), size.m, size.k}, kConfig.cell,
-                    options.parts, &streams_);
+        PackStreams({offsets_.data(), columns_.data(), order_.data(), size.m, size.k,
+                     static_cast<int64_t>(columns_.size())},
+                    kConfig.cell, options.parts, &streams_);
     if (!error.empty()) Fail(error.c_str(), 0, 0, 0, 0);
     for (const int32_t source : streams_.sources) {
       values_.push_back(source < 0 ? T{} : entries_[source]);
@@ -186,6 +187,34 @@ void Test(const Size& size, const Options& options = {}) {
   CheckRepeats("packed", test.out(), [&] { test.Run(); });
 }
 
+// The packer reads and writes nothing out of bounds, whatever a pattern says.
+void TestDamagedPatterns() {
+  constexpr int kRows = 20, kColumns = 700, kTurns = 300;
+  int packed = 0;
+  for (int turn = 0; turn < kTurns; ++turn) {
+    std::vector<int32_t> offsets{0}, columns, order(kRows);
+    std::iota(order.begin(), order.end(), 0);
+    for (int row = 0; row < kRows; ++row) {
+      for (int column = generator() % 9; column < kColumns; column += 1 + generator() % 90) {
+        columns.push_back(column);
+      }
+      offsets.push_back(static_cast<int32_t>(columns.size()));
+    }
+    std::vector<int32_t>* const arrays[] = {&offsets, &columns, &order};
+    const int32_t wild[] = {-1, 0, 7, kRows, kColumns, 1 << 30, std::numeric_limits<int32_t>::min()};
+    for (uint32_t i = generator() % 3; i > 0; --i) {
+      std::vector<int32_t>& spoilt = *arrays[generator() % 3];
+      spoilt[generator() % spoilt.size()] = wild[generator() % 7];
+    }
+    PackedStreams streams;
+    const std::string error = PackStreams({offsets.data(), columns.data(), order.data(), kRows,
+                                           kColumns, static_cast<int64_t>(columns.size())},
+                                          1 + turn % 2, 1 + turn % 3, &streams);
+    packed += error.empty();
+  }
+  if (packed < kTurns / 4 || packed > kTurns / 2) Fail("packed patterns", 0, 0, packed, kTurns / 3);
+}
+
 template <typename T, typename Out, PackedMmaConfig kConfig>
 void TestSizes() {
   Test<T, Out, kConfig>({1, 1, 1, 1.0});
@@ -208,6 +237,7 @@ void TestSizes() {
 
 int main() {
   using namespace jaxsparse;
+  TestDamagedPatterns();
   rubbish = 0x47;  // a number: after what is none, a block adds its sums up anew, from memory
   TestSizes<bfloat16, bfloat16, {.cell = 1, .columns = 8, .warps = 2}>();
   TestSizes<bfloat16, float, {.cell = 2, .columns = 8, .warps = 4, .x_on_left = true}>();
