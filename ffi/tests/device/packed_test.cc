@@ -73,10 +73,9 @@ class PackedTest {
       X(size.k - 1, size.n - 1) = FromFloat<T>(-INFINITY);
     }
     if (options.odd == Odd::kBadValue && !entries_.empty()) entries_[0] = FromFloat<T>(INFINITY);
-    const std::string error =
-        PackStreams({offsets_.data(), columns_.data(), order_.data(), size.m, size.k,
-                     static_cast<int64_t>(columns_.size())},
-                    kConfig.cell, options.parts, &streams_);
+    const std::string error = PackStreams({offsets_.data(), columns_.data(), order_.data(), size.m,
+                                           size.k, static_cast<int64_t>(columns_.size())},
+                                          kConfig.cell, options.parts, &streams_);
     if (!error.empty()) Fail(error.c_str(), 0, 0, 0, 0);
     for (const int32_t source : streams_.sources) {
       values_.push_back(source < 0 ? T{} : entries_[source]);
@@ -201,7 +200,8 @@ void TestDamagedPatterns() {
       offsets.push_back(static_cast<int32_t>(columns.size()));
     }
     std::vector<int32_t>* const arrays[] = {&offsets, &columns, &order};
-    const int32_t wild[] = {-1, 0, 7, kRows, kColumns, 1 << 30, std::numeric_limits<int32_t>::min()};
+    const int32_t wild[] = {
+        -1, 0, 7, kRows, kColumns, 1 << 30, std::numeric_limits<int32_t>::min()};
     for (uint32_t i = generator() % 3; i > 0; --i) {
       std::vector<int32_t>& spoilt = *arrays[generator() % 3];
       spoilt[generator() % spoilt.size()] = wild[generator() % 7];
