@@ -3,8 +3,8 @@
 //
 // Rows of words pass through a ring. Word w of lane l stands l-th in row w, so each lane reads its
 // own bank and no two wait for one another; which words are stored, a lane knows from its masks
-// alone. A step may read on behind the end of the ring, where copies of its first rows stand, so
-// that places are brought back into it once a step.
+// alone. Four fragments may read on behind the end of the ring, where copies of its first rows
+// stand, so that places are brought back into it once for them.
 #pragma once
 
 #include "cuda/device.cuh"
@@ -64,6 +64,44 @@ class PackedPanelRows {
   }
 };
 
+// Rows of a piece from one on, of which one thread asks for bulk copies.
+class PackedBulkRows {
+  uint32_t begin_, first_, rest_, behind_, again_;
+
+ public:
+  // Up to `end`, but no more than there are, nor than the ring has room for.
+  __device__ __forceinline__ PackedBulkRows(const PackedPiece& piece, uint32_t begin, uint32_t end)
+      : begin_(begin) {
+    const uint32_t most = begin + kPackedRingRows;
+    end = end < piece.rows ? end : piece.rows;
+    end = end < begin ? begin : end < most ? end : most;
+    const uint32_t count = end - begin, place = begin % kPackedRingRows;
+    const uint32_t room = kPackedRingRows - place;
+    first_ = count < room ? count : room;
+    rest_ = count - first_;  // from the beginning of the ring on
+    // Copies of rows at the beginning: of the rest behind the first ones, without a copy more.
+    behind_ = rest_ < kPackedMirroredRows ? rest_ : kPackedMirroredRows;
+    const uint32_t mirrored = place < kPackedMirroredRows ? kPackedMirroredRows - place : 0;
+    again_ = first_ < mirrored ? first_ : mirrored;
+  }
+
+  __device__ __forceinline__ uint32_t End() const { return begin_ + first_ + rest_; }
+  __device__ __forceinline__ uint32_t Bytes() const {
+    return (first_ + rest_ + behind_ + again_) * kPackedRowBytes;
+  }
+  __device__ __forceinline__ void Copy(const PackedPiece& piece, uint32_t ring,
+                                       uint64_t* barrier) const {
+    const auto copy = [barrier](uint32_t to, const unsigned char* rows, uint32_t count) {
+      if (count > 0) BulkCopy(&SharedAt<char>(to), rows, count * kPackedRowBytes, barrier);
+    };
+    const unsigned char* from = piece.words + static_cast<int64_t>(begin_) * kPackedRowBytes;
+    const uint32_t to = ring + begin_ % kPackedRingRows * kPackedRowBytes;
+    copy(to, from, first_ + behind_);
+    copy(ring, from + first_ * kPackedRowBytes, rest_);
+    copy(to + kPackedRingRows * kPackedRowBytes, from, again_);
+  }
+};
+
 // The words and masks of a warp's piece on their way to shared memory, asked for in turns: turn 0
 // asks for what the first panels read, turn t + 1 for what there is room for when panel t begins.
 // Methods are called by all lanes.
@@ -80,7 +118,7 @@ class PackedArrivals {
   // By lanes of 16 bytes each, four rows at once.
   __device__ __forceinline__ void CopyRows(uint32_t end) {
     constexpr int kAtOnce = 4;
-    static_assert(kPackedRingRows % kAtOnce == 0 && PackedMirroredRows(kCell) % kAtOnce == 0);
+    static_assert(kPackedRingRows % kAtOnce == 0 && kPackedMirroredRows % kAtOnce == 0);
     const uint32_t lane = threadIdx.x % kWarp;
     for (; asked_ < piece_.rows && asked_ + kAtOnce <= end; asked_ += kAtOnce) {
       if (asked_ + lane / 8 >= piece_.rows) continue;
@@ -89,7 +127,7 @@ class PackedArrivals {
       const unsigned char* from =
           piece_.words + static_cast<int64_t>(asked_) * kPackedRowBytes + lane * 16;
       AsyncCopy(to, from);
-      if (place < PackedMirroredRows(kCell)) AsyncCopy(to + kRingBytes, from);
+      if (place < kPackedMirroredRows) AsyncCopy(to + kRingBytes, from);
     }
   }
   __device__ __forceinline__ void CopyMasks(uint32_t panel, int stage) const {
@@ -101,45 +139,21 @@ class PackedArrivals {
     }
   }
 
-  // By one thread: as many bytes as the turn's barrier is to wait for.
-  struct BulkCopies {
-    uint64_t* barrier;
-    __device__ __forceinline__ void operator()(uint32_t to, const void* from,
-                                               uint32_t bytes) const {
-      BulkCopy(&SharedAt<char>(to), from, bytes, barrier);
-    }
-  };
   __device__ __forceinline__ void AskInBulk(uint32_t end, uint32_t first_panel, int panels,
                                             int stage) {
-    // Whatever `panels` of the piece says, not more than there is room for.
-    const uint32_t most = asked_ + kPackedRingRows;
-    end = end < piece_.rows ? end : piece_.rows;
-    end = end < asked_ ? asked_ : end < most ? end : most;
+    const PackedBulkRows rows(piece_, asked_, end);
     if (threadIdx.x % kWarp == 0) {
-      constexpr uint32_t kMirrored = PackedMirroredRows(kCell);
-      const uint32_t count = end - asked_, place = asked_ % kPackedRingRows;
-      const uint32_t room = kPackedRingRows - place, first = count < room ? count : room;
-      const uint32_t rest = count - first;  // from the beginning of the ring on
-      // Copies of rows at the beginning: of the rest behind the first ones, without a copy more.
-      const uint32_t behind = rest < kMirrored ? rest : kMirrored;
-      const uint32_t mirrored = place < kMirrored ? kMirrored - place : 0;
-      const uint32_t again = first < mirrored ? first : mirrored;
-      const BulkCopies copy{barriers_ + turn_ % kPackedTurns};
-      const uint32_t rows = count + behind + again;
-      ArriveAndExpect(copy.barrier, rows * kPackedRowBytes + panels * kMasksBytes);
-      const unsigned char* from = piece_.words + static_cast<int64_t>(asked_) * kPackedRowBytes;
-      const uint32_t to = ring_ + place * kPackedRowBytes;
-      if (count > 0) copy(to, from, (first + behind) * kPackedRowBytes);
-      if (rest > 0) copy(ring_, from + first * kPackedRowBytes, rest * kPackedRowBytes);
-      if (again > 0) copy(to + kRingBytes, from, again * kPackedRowBytes);
+      uint64_t* barrier = barriers_ + turn_ % kPackedTurns;
+      ArriveAndExpect(barrier, rows.Bytes() + panels * kMasksBytes);
+      rows.Copy(piece_, ring_, barrier);
       if (panels > 0) {
-        copy(masks_ + stage * kMasksBytes,
-             reinterpret_cast<const unsigned char*>(piece_.masks) +
-                 static_cast<int64_t>(first_panel) * kMasksBytes,
-             panels * kMasksBytes);
+        BulkCopy(&SharedAt<char>(masks_ + stage * kMasksBytes),
+                 reinterpret_cast<const unsigned char*>(piece_.masks) +
+                     static_cast<int64_t>(first_panel) * kMasksBytes,
+                 panels * kMasksBytes, barrier);
       }
     }
-    asked_ = end;
+    asked_ = rows.End();
   }
 
  public:

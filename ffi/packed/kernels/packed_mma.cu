@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kConfig.warps* kWarp, 1)
   if (!exists) piece.rows = 0;
 
   const uint32_t shared = AddressOfShared(packed_stages);
-  const uint32_t own_ring = shared + warp * PackedRingBytes(kConfig.cell);
+  const uint32_t own_ring = shared + warp * kPackedRingBytes;
   PackedArrivals<kConfig.cell, kConfig.bulk> arrivals(
       piece, own_ring, shared + kConfig.MasksAt() + warp * kStages * PackedMasksBytes(kConfig.cell),
       reinterpret_cast<uint64_t*>(packed_stages + kConfig.BarriersAt()) + warp * kPackedTurns);
@@ -77,10 +77,10 @@ __global__ void __launch_bounds__(kConfig.warps* kWarp, 1)
 #pragma unroll(kTiles <= 2 ? kSteps : 1)
     for (int step = 0; step < kSteps; ++step) {
       const uint32_t mask = arrivals.Mask(stage, step);
-      streams.Wrap();
 #pragma unroll
       for (int f = 0; f < kFragments; f += 2) {
         uint32_t a[2][4];
+        if (f % 4 == 0) streams.Wrap();
         streams.Fragment(mask, f, a[0]);
         streams.Fragment(mask, f + 1, a[1]);
 #pragma unroll

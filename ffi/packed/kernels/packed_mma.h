@@ -15,12 +15,14 @@ struct PackedMmaConfig {
   bool bulk = false;  // words and masks come by bulk copies, which take few instructions
 
   // Of shared memory, in bytes: rings and masks of each warp, panels of x, barriers.
-  constexpr int MasksAt() const { return warps * PackedRingBytes(cell); }
+  constexpr int MasksAt() const { return warps * kPackedRingBytes; }
   constexpr int PanelsAt() const { return MasksAt() + warps * stages * PackedMasksBytes(cell); }
   // A line of x on the left, behind which the next one begins in other banks; else a row.
   constexpr int LineBytes() const { return x_on_left ? 2 * kPackedPanelColumns + 16 : 16; }
+  // Rows of 8 columns, behind which those of the next ones begin in other banks.
+  constexpr int PlaneBytes() const { return (kPackedPanelColumns + 1) * LineBytes(); }
   constexpr int PanelBytes() const {
-    return x_on_left ? columns * LineBytes() : columns / 8 * kPackedPanelColumns * LineBytes();
+    return x_on_left ? columns * LineBytes() : columns / 8 * PlaneBytes();
   }
   constexpr int BarriersAt() const { return PanelsAt() + stages * PanelBytes(); }
   constexpr int SharedBytes() const { return BarriersAt() + warps * PackedBarriersBytes(bulk); }

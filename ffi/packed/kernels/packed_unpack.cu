@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(kConfig.warps* kWarp)
   const int64_t first_column = number % p.parts * piece.panel_count * kPackedPanelColumns;
 
   const uint32_t shared = AddressOfShared(unpack_stages);
-  const uint32_t ring = shared + warp * PackedRingBytes(kCell);
+  const uint32_t ring = shared + warp * kPackedRingBytes;
   const uint32_t tile = shared + kConfig.PanelsAt() + warp * kConfig.PanelBytes();
   PackedArrivals<kCell, kConfig.bulk> arrivals(
       piece, ring, shared + kConfig.MasksAt() + warp * kStages * PackedMasksBytes(kCell),
@@ -48,10 +48,10 @@ __global__ void __launch_bounds__(kConfig.warps* kWarp)
 #pragma unroll 1
     for (int step = 0; step < kSteps; ++step) {
       const uint32_t mask = arrivals.Mask(stage, step);
-      streams.Wrap();
 #pragma unroll
       for (int f = 0; f < kFragments; ++f) {
         uint32_t a[4];
+        if (f % 4 == 0) streams.Wrap();
         streams.Fragment(mask, f, a);
 #pragma unroll
         for (int q = 0; q < 4; ++q) {
