@@ -29,19 +29,4 @@ struct PackedMmaConfig {
   constexpr int TileRows() const { return warps * kPackedStripRows; }
 };
 
-// Where several parts make a result, each leaves its sums in the workspace, behind a count for each
-// tile of the blocks that have done so. There is room to count tiles of every configuration, so
-// that the prologue need not know which it is.
-JAXSPARSE_INLINE int64_t PackedTiles(const PackedProblem& p, const PackedMmaConfig& config) {
-  return CeilDivide(p.m, config.TileRows()) * CeilDivide(p.n, config.columns);
-}
-JAXSPARSE_INLINE int64_t PackedCountsBytes(const PackedProblem& p) {
-  constexpr PackedMmaConfig kSmallest{.columns = 8, .warps = 2};
-  return p.parts > 1 ? CeilDivide(PackedTiles(p, kSmallest), 4) * 16 : 0;
-}
-JAXSPARSE_INLINE int64_t PackedSumsBytes(const PackedProblem& p, const PackedMmaConfig& config) {
-  if (p.parts == 1) return 0;
-  return PackedTiles(p, config) * p.parts * config.TileRows() * config.columns * 4;
-}
-
 }  // namespace jaxsparse

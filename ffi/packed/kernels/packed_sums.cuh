@@ -4,13 +4,13 @@
 
 #include "cuda/activation.cuh"
 #include "cuda/vector_access.cuh"
-#include "packed/kernels/packed_mma.h"
+#include "packed/kernels/packed_parts.h"
 
 namespace jaxsparse {
 
 // A tile of the result whose parts several blocks have. Each leaves its sums; the one that comes
 // last adds up all of them in the order of parts, so that results repeat and no block waits.
-template <PackedMmaConfig kConfig>
+template <auto kConfig>
 class PackedParts {
   static constexpr int kTiles = kConfig.columns / 8;
   using Sums = Vector<float, 4>;
@@ -30,9 +30,10 @@ class PackedParts {
   __device__ __forceinline__ void Leave(int64_t part, const float (&sums)[kTiles][4]) const {
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
-      Sums& to = sums_[part * kOfBlock + t * kConfig.warps * kWarp];
+      Sums own;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) to.elements[i] = sums[t][i];
+      for (int i = 0; i < 4; ++i) own.elements[i] = sums[t][i];
+      sums_[part * kOfBlock + t * kConfig.warps * kWarp] = own;
     }
   }
   // Whether all have left theirs, by one thread, behind what the block wrote.
@@ -50,7 +51,7 @@ class PackedParts {
     for (int64_t part = 0; part < parts_; ++part) {
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
-        const Sums& from = sums_[part * kOfBlock + t * kConfig.warps * kWarp];
+        const Sums from = sums_[part * kOfBlock + t * kConfig.warps * kWarp];
 #pragma unroll
         for (int i = 0; i < 4; ++i) sums[t][i] += from.elements[i];
       }
@@ -58,8 +59,25 @@ class PackedParts {
   }
 };
 
+// Makes sums of a part those of the whole tile, which is true in the block that comes last. All
+// threads call it that have sums, and meet at `barrier`.
+template <auto kConfig>
+__device__ __forceinline__ bool AddParts(const PackedProblem& p, int64_t tile, int64_t part,
+                                         int barrier, bool* is_last,
+                                         float (&sums)[kConfig.columns / 8][4]) {
+  if (p.parts == 1) return true;
+  const PackedParts<kConfig> parts(p, tile);
+  parts.Leave(part, sums);
+  WaitAt<kConfig.warps * kWarp>(barrier);
+  if (threadIdx.x == 0) *is_last = parts.IsLast();
+  WaitAt<kConfig.warps * kWarp>(barrier);
+  if (!*is_last) return false;
+  parts.AddUp(sums);
+  return true;
+}
+
 // Writes a warp's sums, of columns from `first_column` on.
-template <typename T, typename Out, PackedMmaConfig kConfig>
+template <typename T, typename Out, auto kConfig>
 __device__ __forceinline__ void WriteSums(const PackedProblem& p, int64_t strip,
                                           int64_t first_column,
                                           const float (&sums)[kConfig.columns / 8][4]) {

@@ -1,0 +1,149 @@
+// The product by a packed matrix (packed/problem.h) on tensor cores of warpgroups. A block makes a
+// tile of the result, or one of the parts of its columns: a strip for each of eight warps, which
+// walk through its piece and make fragments of the matrix in registers, so that it is never written
+// out. Tensor cores of each four of them multiply these by x in shared memory, while the next
+// fragments are made. Other warps bring words, masks and x there, so that those that multiply
+// neither copy nor wait for one another.
+//
+// Floors: a fragment takes 8 wavefronts of shared memory with cell 1, 4 with cell 2, for its words,
+// as much as an eighth of that for those that arrive, and 1 for each 16 columns of x; and 30 or 22
+// instructions. From memory comes each word once for each tile of columns.
+#include "cuda/warpgroup.cuh"
+#include "packed/kernels/packed_exact.cuh"
+#include "packed/kernels/packed_panels.cuh"
+#include "packed/kernels/packed_sums.cuh"
+#include "packed/kernels/packed_turns.cuh"
+
+namespace jaxsparse {
+
+// Where panels of x come and go: warps of producers take turns.
+template <PackedWgmmaConfig kConfig>
+class PackedXStages {
+  static constexpr uint32_t kStages = kConfig.Stages();
+  uint64_t* barriers_;
+
+ public:
+  __device__ explicit PackedXStages(unsigned char* shared)
+      : barriers_(reinterpret_cast<uint64_t*>(shared + kConfig.BarriersAt()) + 2 * kConfig.kTurns) {
+  }
+  __device__ void Init() const {
+    for (uint32_t stage = 0; stage < kStages; ++stage) {
+      StageOf(stage).Init(1, kConfig.warps);
+    }
+  }
+  __device__ __forceinline__ PipelineStage StageOf(uint32_t panel) const {
+    const auto at = PipelineState<kStages>::Of(panel);
+    return {barriers_ + at.stage, barriers_ + kStages + at.stage, at.phase};
+  }
+};
+
+template <typename T, typename Out, PackedWgmmaConfig kConfig>
+__global__ void __launch_bounds__(kConfig.Threads(), 1)
+    PackedWgmma(const __grid_constant__ PackedProblem p) {
+  constexpr int kTiles = kConfig.columns / 8, kSums = kConfig.columns / 2;
+  constexpr int kQuarters = 4, kFragments = 4;  // of a panel, and of a quarter
+  constexpr int kConsumersBarrier = 1;
+  extern __shared__ __align__(1024) unsigned char packed_shared[];
+  const int warp = WarpOfBlock(), lane = threadIdx.x % kWarp;
+  const int64_t across = CeilDivide(p.n, kConfig.columns);
+  const int64_t tile = blockIdx.x / p.parts, part = blockIdx.x % p.parts;
+  const int64_t first_strip = tile / across * kConfig.warps;
+  const int64_t first_column = tile % across * kConfig.columns;
+  const auto panels = static_cast<uint32_t>(PackedPanels(p.k, p.parts));
+  const PackedTurns<kConfig> turns(packed_shared);
+  const PackedXStages<kConfig> x_stages(packed_shared);
+  const PackedPanelsOfX<T, kConfig> x(p, part * panels * kPackedPanelColumns, first_column,
+                                      AddressOfShared(packed_shared) + kConfig.PanelsAt());
+  const auto piece_of = [&](int64_t strip) {
+    const bool exists = strip < PackedStrips(p);
+    PackedPiece piece(p, exists ? strip * p.parts + part : part);
+    if (!exists) piece.rows = 0;
+    return piece;
+  };
+  if (threadIdx.x == 0) {
+    turns.Init();
+    x_stages.Init();
+    FenceShared();
+  }
+  __syncthreads();
+
+  if (warp >= kConfig.warps + kConfig.kWordProducers) {
+    for (uint32_t panel = warp - kConfig.warps - kConfig.kWordProducers; panel < panels;
+         panel += kConfig.kXProducers) {
+      const PipelineStage stage = x_stages.StageOf(panel);
+      stage.WaitUntilEmpty();
+      x.Copy(panel, panel % kConfig.Stages());
+      __syncwarp();
+      if (lane == 0) stage.Filled();
+    }
+    return;
+  }
+  if (warp >= kConfig.warps) {
+    using Producer = PackedWordProducer<kConfig>;
+    const int first = (warp - kConfig.warps) * kConfig.warps / kConfig.kWordProducers;
+    Producer(turns, first, piece_of(first_strip + Producer::StripOfLane(first))).Run();
+    return;
+  }
+
+  const int64_t strip = first_strip + warp;
+  const PackedPiece piece = piece_of(strip);
+  PackedTurnsConsumer<kConfig> words(turns, warp, panels);
+  LaneStreams<kConfig.cell> streams(turns.Ring(warp));
+  float sums[kTiles][4] = {}, of_panel[kSums] = {};
+  const auto add_panel = [&] {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      sums[i / 4][i % 4] += of_panel[i];
+      of_panel[i] = 0;
+    }
+  };
+#pragma unroll 1
+  for (uint32_t panel = 0; panel < panels; ++panel) {
+    const uint32_t needed = words.Enter();
+    const int stage = panel % kConfig.Stages();
+    uint32_t a[2][kFragments][4];  // one is made while tensor cores read the other
+    uint32_t mask = 0;
+#pragma unroll
+    for (int quarter = 0; quarter < kQuarters; ++quarter) {
+      if (quarter % kConfig.cell == 0) mask = words.Mask(quarter / kConfig.cell);
+      streams.Wrap();
+#pragma unroll
+      for (int f = 0; f < kFragments; ++f) {
+        streams.Fragment(mask, quarter % kConfig.cell * kFragments + f, a[quarter % 2][f]);
+      }
+      WaitForGroups<0>();
+      KeepInRegisters(of_panel);
+      if (quarter == 0) {
+        // Tensor cores cut off what does not fit when they add, so only a panel is summed there.
+        add_panel();
+        if (panel > 0 && lane == 0) x_stages.StageOf(panel - 1).Emptied();
+        x_stages.StageOf(panel).WaitUntilFull();
+        KeepInRegisters(of_panel);
+      }
+      FenceProducts();
+#pragma unroll
+      for (int f = 0; f < kFragments; ++f) {
+        MultiplyAdd<!kConfig.x_on_left>(T(), of_panel, a[quarter % 2][f],
+                                        x.Matrix(stage, (quarter * kFragments + f) * 16));
+      }
+      CommitProducts();
+    }
+    streams.PadTo(needed);
+    words.Leave();
+  }
+  WaitForGroups<0>();
+  KeepInRegisters(of_panel);
+  add_panel();
+  words.WaitForAll();
+
+  const bool exists = strip < PackedStrips(p);
+  if (exists) {
+    MakeExact<T, kConfig.cell>(p, piece, part, first_column, turns.Ring(warp), sums);
+  }
+  auto* is_last = reinterpret_cast<bool*>(packed_shared + kConfig.LastAt());
+  if (AddParts<kConfig>(p, tile, part, kConsumersBarrier, is_last, sums) && exists) {
+    WriteSums<T, Out, kConfig>(p, strip, first_column, sums);
+  }
+}
+
+}  // namespace jaxsparse
