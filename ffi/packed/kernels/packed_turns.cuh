@@ -99,7 +99,10 @@ class PackedWordProducer {
 #pragma unroll 1
     for (uint32_t turn = 0; turn < panels; ++turn) {
       const uint32_t next_free = turn + 1 < panels ? piece_.panels[turn + 1].x : 0;
-      if (turn > 0) turns_.StageOf(turn - 1).WaitUntilEmpty();
+      if (turn > 0) {
+        const PipelineStage before = turns_.StageOf(turn - 1);
+        WaitForPhase(before.empty, before.phase);
+      }
       const PipelineStage stage = turns_.StageOf(turn);
       if (has_strip_) {
         const int warp = first_warp_ + lane_;

@@ -1,16 +1,17 @@
-// The product by a packed matrix on tensor cores of an emulated GPU, against sums in float64; and
-// the matrix written out.
+// Products by packed matrices on tensor cores of an emulated GPU, of single warps and of
+// warpgroups, against sums in float64; and the matrix written out.
 #include "cuda/preparation.h"
 #include "device/operands.h"
 #include "emulated/gpu.h"
 #include "packed/kernels/packed_mma.cu"
-#include "packed/kernels/packed_mma_prologue.cu"
+#include "packed/kernels/packed_prologue.cu"
 #include "packed/kernels/packed_unpack.cu"
+#include "packed/kernels/packed_wgmma.cu"
 #include "packed/layout.cc"
 
 namespace jaxsparse {
 
-alignas(128) unsigned char packed_stages[232448], unpack_stages[232448];
+alignas(1024) unsigned char packed_stages[232448], packed_shared[232448], unpack_stages[232448];
 
 namespace {
 
@@ -35,8 +36,25 @@ struct Options {
   bool backwards = false;
 };
 
-// One matrix, packed, with x of random numbers.
+// How a configuration's kernel is launched.
 template <typename T, typename Out, PackedMmaConfig kConfig>
+struct Mma {
+  static constexpr auto kKernel = PackedMma<T, Out, kConfig>;
+  static constexpr int kThreads = kConfig.warps * kWarp;
+  static constexpr PackedUnpackConfig kUnpack{
+      .cell = kConfig.cell, .warps = kConfig.warps, .bulk = kConfig.bulk};
+  static unsigned char* Shared() { return packed_stages; }
+};
+template <typename T, typename Out, PackedWgmmaConfig kConfig>
+struct Wgmma {
+  static constexpr auto kKernel = PackedWgmma<T, Out, kConfig>;
+  static constexpr int kThreads = kConfig.Threads();
+  static constexpr PackedUnpackConfig kUnpack{.cell = kConfig.cell, .bulk = true};
+  static unsigned char* Shared() { return packed_shared; }
+};
+
+// One matrix, packed, with x of random numbers.
+template <typename T, typename Out, auto kConfig, typename Kernel>
 class PackedTest {
   Size size_;
   Options options_;
@@ -114,17 +132,17 @@ class PackedTest {
 
   void Run() {
     static_assert(kConfig.SharedBytes() <= sizeof(packed_stages));
-    std::memset(packed_stages, rubbish, sizeof(packed_stages));
-    const int64_t bytes = PackedCountsBytes(p_) + PackedSumsBytes(p_, kConfig);
+    std::memset(Kernel::Shared(), rubbish, sizeof(packed_stages));
+    const int64_t bytes = PackedWorkspaceBytes(p_, kConfig.TileRows(), kConfig.columns);
     const auto workspace = SpaceFor(bytes);
     p_.workspace = {reinterpret_cast<char*>(workspace.get()), bytes};
     if (p_.parts > 1) {
       const auto threads = static_cast<int>(CeilDivide(PackedCountsBytes(p_) / 16, 32) * 32);
-      emulated::Launch(1, threads, [&] { PackedMmaPrologue(p_); });
+      emulated::Launch(1, threads, [&] { PackedPrologue(p_); });
     }
-    const auto blocks = static_cast<int>(PackedTiles(p_, kConfig) * p_.parts);
-    emulated::Launch(
-        blocks, kConfig.warps * kWarp, [&] { PackedMma<T, Out, kConfig>(p_); }, options_.backwards);
+    const auto blocks =
+        static_cast<int>(PackedTiles(p_, kConfig.TileRows(), kConfig.columns) * p_.parts);
+    emulated::Launch(blocks, Kernel::kThreads, [&] { Kernel::kKernel(p_); }, options_.backwards);
   }
 
   void Check() {
@@ -152,8 +170,7 @@ class PackedTest {
 
   // The matrix written out, bit by bit what was packed.
   void Unpack() {
-    constexpr PackedUnpackConfig kUnpack{
-        .cell = kConfig.cell, .warps = kConfig.warps, .bulk = kConfig.bulk};
+    constexpr PackedUnpackConfig kUnpack = Kernel::kUnpack;
     static_assert(kUnpack.SharedBytes() <= sizeof(unpack_stages));
     std::memset(unpack_stages, rubbish, sizeof(unpack_stages));
     std::vector<T> matrix(size_.m * size_.k, FromFloat<T>(NAN));
@@ -176,9 +193,9 @@ class PackedTest {
   }
 };
 
-template <typename T, typename Out, PackedMmaConfig kConfig>
+template <typename T, typename Out, auto kConfig, typename Kernel>
 void Test(const Size& size, const Options& options = {}) {
-  PackedTest<T, Out, kConfig> test(size, options);
+  PackedTest<T, Out, kConfig, Kernel> test(size, options);
   test.Run();
   test.Unpack();
   if (options.odd == Odd::kDamaged) return;
@@ -215,21 +232,31 @@ void TestDamagedPatterns() {
   if (packed < kTurns / 4 || packed > kTurns / 2) Fail("packed patterns", 0, 0, packed, kTurns / 3);
 }
 
-template <typename T, typename Out, PackedMmaConfig kConfig>
+template <typename T, typename Out, auto kConfig, typename Kernel>
 void TestSizes() {
-  Test<T, Out, kConfig>({1, 1, 1, 1.0});
-  Test<T, Out, kConfig>({20, 0, 3, 1.0}, {.bias = true});
-  Test<T, Out, kConfig>({70, 900, 8, 0.5});
-  Test<T, Out, kConfig>({40, 1100, 8, 0.3}, {.bias = true, .activation = Activation::kGelu});
-  Test<T, Out, kConfig>({33, 1031, 5, 0.95}, {.activation = Activation::kRelu});
-  Test<T, Out, kConfig>({50, 2100, 13, 0.1}, {.parts = 3, .bias = true});
-  Test<T, Out, kConfig>({35, 1536, 24, 1.0}, {.parts = 2, .backwards = true});
-  Test<T, Out, kConfig>({48, 9000, 8, 0.02});
-  Test<T, Out, kConfig>({33, 2200, 7, 0.1}, {.odd = Odd::kStriped});
-  Test<T, Out, kConfig>({40, 600, 9, 0.3}, {.odd = Odd::kBadX, .parts = 2, .bias = true});
-  Test<T, Out, kConfig>({40, 600, 8, 0.3}, {.odd = Odd::kBadValue});
-  Test<T, Out, kConfig>({70, 900, 8, 0.3}, {.odd = Odd::kDamaged, .parts = 2});
-  Test<T, Out, kConfig>({70, 900, 8, 0.3}, {.odd = Odd::kDamaged});
+  constexpr auto test = Test<T, Out, kConfig, Kernel>;
+  test({1, 1, 1, 1.0}, {});
+  test({20, 0, 3, 1.0}, {.bias = true});
+  test({70, 900, 8, 0.5}, {});
+  test({40, 1100, 16, 0.3}, {.bias = true, .activation = Activation::kGelu});
+  test({33, 1031, 3, 0.95}, {.activation = Activation::kRelu});
+  test({50, 2100, 13, 0.1}, {.parts = 3, .bias = true});
+  test({35, 1536, 40, 1.0}, {.parts = 2, .backwards = true});
+  test({17, 2047, 5, 0.4}, {.parts = 8});
+  test({48, 9000, 8, 0.02}, {});
+  test({33, 2200, 7, 0.1}, {.odd = Odd::kStriped});
+  test({40, 600, 9, 0.3}, {.odd = Odd::kBadX, .parts = 2, .bias = true});
+  test({40, 600, 8, 0.3}, {.odd = Odd::kBadValue});
+  test({70, 900, 8, 0.3}, {.odd = Odd::kDamaged, .parts = 2});
+  test({70, 900, 8, 0.3}, {.odd = Odd::kDamaged});
+}
+template <typename T, typename Out, PackedMmaConfig kConfig>
+void TestMma() {
+  TestSizes<T, Out, kConfig, Mma<T, Out, kConfig>>();
+}
+template <typename T, typename Out, PackedWgmmaConfig kConfig>
+void TestWgmma() {
+  TestSizes<T, Out, kConfig, Wgmma<T, Out, kConfig>>();
 }
 
 }  // namespace
@@ -239,9 +266,14 @@ int main() {
   using namespace jaxsparse;
   TestDamagedPatterns();
   rubbish = 0x47;  // a number: after what is none, a block adds its sums up anew, from memory
-  TestSizes<bfloat16, bfloat16, {.cell = 1, .columns = 8, .warps = 2}>();
-  TestSizes<bfloat16, float, {.cell = 2, .columns = 8, .warps = 4, .x_on_left = true}>();
-  TestSizes<float16, float16, {.cell = 2, .columns = 16, .warps = 2, .stages = 2, .bulk = true}>();
-  TestSizes<float16, float, {.columns = 16, .warps = 2, .x_on_left = true, .bulk = true}>();
+  TestMma<bfloat16, bfloat16, {.cell = 1, .columns = 8, .warps = 2}>();
+  TestMma<bfloat16, float, {.cell = 2, .columns = 8, .warps = 4, .x_on_left = true}>();
+  TestMma<float16, float16, {.cell = 2, .columns = 16, .warps = 2, .stages = 2, .bulk = true}>();
+  TestMma<float16, float, {.columns = 16, .warps = 2, .x_on_left = true, .bulk = true}>();
+  TestWgmma<bfloat16, float, {.cell = 1, .columns = 8}>();
+  TestWgmma<float16, float16, {.cell = 2, .columns = 8, .x_on_left = true}>();
+  TestWgmma<bfloat16, bfloat16, {.cell = 2, .columns = 16}>();
+  TestWgmma<float16, float, {.cell = 1, .columns = 64}>();
+  TestWgmma<bfloat16, float, {.cell = 2, .columns = 32, .x_on_left = true}>();
   std::puts("all results agree");
 }
