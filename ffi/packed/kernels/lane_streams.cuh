@@ -64,7 +64,8 @@ class PackedPanelRows {
   }
 };
 
-// Rows of a piece from one on, of which one thread asks for bulk copies.
+// Rows of a piece from one on, of which one thread asks for bulk copies to a ring of so many.
+template <int kRingRows>
 class PackedBulkRows {
   uint32_t begin_, first_, rest_, behind_, again_;
 
@@ -72,11 +73,11 @@ class PackedBulkRows {
   // Up to `end`, but no more than there are, nor than the ring has room for.
   __device__ __forceinline__ PackedBulkRows(const PackedPiece& piece, uint32_t begin, uint32_t end)
       : begin_(begin) {
-    const uint32_t most = begin + kPackedRingRows;
+    const uint32_t most = begin + kRingRows;
     end = end < piece.rows ? end : piece.rows;
     end = end < begin ? begin : end < most ? end : most;
-    const uint32_t count = end - begin, place = begin % kPackedRingRows;
-    const uint32_t room = kPackedRingRows - place;
+    const uint32_t count = end - begin, place = begin % kRingRows;
+    const uint32_t room = kRingRows - place;
     first_ = count < room ? count : room;
     rest_ = count - first_;  // from the beginning of the ring on
     // Copies of rows at the beginning: of the rest behind the first ones, without a copy more.
@@ -95,10 +96,10 @@ class PackedBulkRows {
       if (count > 0) BulkCopy(&SharedAt<char>(to), rows, count * kPackedRowBytes, barrier);
     };
     const unsigned char* from = piece.words + static_cast<int64_t>(begin_) * kPackedRowBytes;
-    const uint32_t to = ring + begin_ % kPackedRingRows * kPackedRowBytes;
+    const uint32_t to = ring + begin_ % kRingRows * kPackedRowBytes;
     copy(to, from, first_ + behind_);
     copy(ring, from + first_ * kPackedRowBytes, rest_);
-    copy(to + kPackedRingRows * kPackedRowBytes, from, again_);
+    copy(to + kRingRows * kPackedRowBytes, from, again_);
   }
 };
 
@@ -141,7 +142,7 @@ class PackedArrivals {
 
   __device__ __forceinline__ void AskInBulk(uint32_t end, uint32_t first_panel, int panels,
                                             int stage) {
-    const PackedBulkRows rows(piece_, asked_, end);
+    const PackedBulkRows<kPackedRingRows> rows(piece_, asked_, end);
     if (threadIdx.x % kWarp == 0) {
       uint64_t* barrier = barriers_ + turn_ % kPackedTurns;
       ArriveAndExpect(barrier, rows.Bytes() + panels * kMasksBytes);
@@ -206,9 +207,10 @@ class PackedArrivals {
   }
 };
 
-// Where a lane is in a stream, as an address in the ring.
+// Where a lane is in a stream, as an address in a ring.
+template <int kRingRows>
 struct PackedPlace {
-  static constexpr uint32_t kBytes = kPackedRingRows * kPackedRowBytes;
+  static constexpr uint32_t kBytes = kRingRows * kPackedRowBytes;
   uint32_t at;
 
   // Back into the ring, which begins there for the lane.
@@ -218,19 +220,19 @@ struct PackedPlace {
   // No stream is more than kPackedDrift rows behind the longest, which has `rows`.
   __device__ __forceinline__ void PadTo(uint32_t rows, uint32_t begin) {
     constexpr uint32_t kMost = kPackedDrift * kPackedRowBytes;
-    const uint32_t behind = (begin + rows * kPackedRowBytes - at) % kBytes;
+    const uint32_t behind = (rows * kPackedRowBytes + 2 * kBytes - (at - begin)) % kBytes;
     at += (behind > kMost ? behind : kMost) - kMost;
   }
 };
 
 // A lane's streams of a piece.
-template <int kCell>
+template <int kCell, int kRingRows = kPackedRingRows>
 struct LaneStreams;
 
-template <>
-struct LaneStreams<1> {
+template <int kRingRows>
+struct LaneStreams<1, kRingRows> {
   uint32_t begin;  // of the ring, for the lane
-  PackedPlace first, second;
+  PackedPlace<kRingRows> first, second;
 
   __device__ explicit LaneStreams(uint32_t ring)
       : begin(ring + threadIdx.x % kWarp * 4), first{begin}, second{begin + 2} {}
@@ -264,10 +266,10 @@ struct LaneStreams<1> {
   }
 };
 
-template <>
-struct LaneStreams<2> {
+template <int kRingRows>
+struct LaneStreams<2, kRingRows> {
   uint32_t begin;
-  PackedPlace pairs;
+  PackedPlace<kRingRows> pairs;
 
   __device__ explicit LaneStreams(uint32_t ring)
       : begin(ring + threadIdx.x % kWarp * 4), pairs{begin} {}

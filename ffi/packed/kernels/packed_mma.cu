@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kConfig.warps* kWarp, 1)
   if (!exists) piece.rows = 0;
 
   const uint32_t shared = AddressOfShared(packed_stages);
-  const uint32_t own_ring = shared + warp * kPackedRingBytes;
+  const uint32_t own_ring = shared + warp * PackedRingBytes();
   PackedArrivals<kConfig.cell, kConfig.bulk> arrivals(
       piece, own_ring, shared + kConfig.MasksAt() + warp * kStages * PackedMasksBytes(kConfig.cell),
       reinterpret_cast<uint64_t*>(packed_stages + kConfig.BarriersAt()) + warp * kPackedTurns);

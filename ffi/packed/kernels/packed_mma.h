@@ -15,7 +15,7 @@ struct PackedMmaConfig {
   bool bulk = false;  // words and masks come by bulk copies, which take few instructions
 
   // Of shared memory, in bytes: rings and masks of each warp, panels of x, barriers.
-  constexpr int MasksAt() const { return warps * kPackedRingBytes; }
+  constexpr int MasksAt() const { return warps * PackedRingBytes(); }
   constexpr int PanelsAt() const { return MasksAt() + warps * stages * PackedMasksBytes(cell); }
   // A line of x on the left, behind which the next one begins in other banks; else a row.
   constexpr int LineBytes() const { return x_on_left ? 2 * kPackedPanelColumns + 16 : 16; }

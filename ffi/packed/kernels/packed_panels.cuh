@@ -36,7 +36,7 @@ class PackedPanelsOfX {
                              uint32_t panels)
       : p_(p), first_row_(first_row), first_column_(first_column), panels_(panels) {}
 
-  // By a warp, which waits until it is there; places that x does not have are 0.
+  // Begins to copy one, by a warp; places that x does not have are 0.
   __device__ __forceinline__ void Copy(uint32_t panel, int stage) const {
     const int lane = threadIdx.x % kWarp, across = lane % kAcross * kVector;
     const int64_t pitch = kLeft ? p_.k : p_.n, row = first_row_ + int64_t{panel} * kPanel;
@@ -52,7 +52,6 @@ class PackedPanelsOfX {
         AsyncCopyOrZero(to + PlaceOf(line, across), from, line < lines && across < width);
         from += kDown * pitch;
       }
-      WaitForCopies();
     } else {
 #pragma unroll 1
       for (int line = lane / kAcross; line < kLines; line += kDown) {
@@ -64,7 +63,15 @@ class PackedPanelsOfX {
         from += kDown * pitch;
       }
     }
+    CommitCopies();
+  }
+  // Waits until all panels are there that the warp has begun to copy, but the latest ones, and
+  // tensor cores may read them.
+  template <int kPending>
+  __device__ __forceinline__ static void Await() {
+    WaitForCopyGroups<kPending>();
     FenceShared();
+    __syncwarp();
   }
 
   // Of 16 rows of x from the panel's `row` on.

@@ -37,7 +37,7 @@ class PackedTurns {
     return {barriers + at.stage, barriers + kTurns + at.stage, at.phase};
   }
   __device__ __forceinline__ uint32_t Ring(int warp) const {
-    return address_ + warp * kPackedRingBytes;
+    return address_ + warp * PackedRingBytes(kConfig.RingRows());
   }
   __device__ __forceinline__ uint32_t Masks(int warp, uint32_t panel) const {
     return address_ + kConfig.MasksAt() + (warp * kTurns + panel % kTurns) * kMasksBytes;
@@ -106,7 +106,8 @@ class PackedWordProducer {
       const PipelineStage stage = turns_.StageOf(turn);
       if (has_strip_) {
         const int warp = first_warp_ + lane_;
-        const PackedBulkRows rows(piece_, asked_, free + kPackedRingRows);
+        constexpr int kRing = kConfig.RingRows();
+        const PackedBulkRows<kRing> rows(piece_, asked_, free + kRing);
         asked_ = rows.End();
         SharedAt<uint32_t>(turns_.Asked(warp, turn)) = asked_;
         stage.Expect(rows.Bytes());

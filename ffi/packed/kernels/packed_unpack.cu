@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(kConfig.warps* kWarp)
   const int64_t first_column = number % p.parts * piece.panel_count * kPackedPanelColumns;
 
   const uint32_t shared = AddressOfShared(unpack_stages);
-  const uint32_t ring = shared + warp * kPackedRingBytes;
+  const uint32_t ring = shared + warp * PackedRingBytes();
   const uint32_t tile = shared + kConfig.PanelsAt() + warp * kConfig.PanelBytes();
   PackedArrivals<kCell, kConfig.bulk> arrivals(
       piece, ring, shared + kConfig.MasksAt() + warp * kStages * PackedMasksBytes(kCell),

@@ -68,13 +68,21 @@ __global__ void __launch_bounds__(kConfig.Threads(), 1)
   __syncthreads();
 
   if (warp >= kConfig.warps + kConfig.kWordProducers) {
-    for (uint32_t panel = warp - kConfig.warps - kConfig.kWordProducers; panel < panels;
-         panel += kConfig.kXProducers) {
-      const PipelineStage stage = x_stages.StageOf(panel);
-      stage.WaitUntilEmpty();
-      x.Copy(panel, panel % kConfig.Stages());
-      __syncwarp();
-      if (lane == 0) stage.Filled();
+    // Of its panels some are under way at once.
+    constexpr uint32_t kEvery = kConfig.kXProducers, kAtOnce = kConfig.Stages() / kEvery;
+    const uint32_t first = warp - kConfig.warps - kConfig.kWordProducers;
+    constexpr uint32_t kBehind = (kAtOnce - 1) * kEvery;
+#pragma unroll 1
+    for (uint32_t panel = first; panel < panels + kBehind; panel += kEvery) {
+      if (panel < panels) {
+        x_stages.StageOf(panel).WaitUntilEmpty();
+        x.Copy(panel, panel % kConfig.Stages());
+      } else {
+        CommitCopies();
+      }
+      if (panel < first + kBehind) continue;
+      x.template Await<kAtOnce - 1>();
+      if (lane == 0) x_stages.StageOf(panel - kBehind).Filled();
     }
     return;
   }
@@ -88,7 +96,7 @@ __global__ void __launch_bounds__(kConfig.Threads(), 1)
   const int64_t strip = first_strip + warp;
   const PackedPiece piece = piece_of(strip);
   PackedTurnsConsumer<kConfig> words(turns, warp, panels);
-  LaneStreams<kConfig.cell> streams(turns.Ring(warp));
+  LaneStreams<kConfig.cell, kConfig.RingRows()> streams(turns.Ring(warp));
   float sums[kTiles][4] = {}, of_panel[kSums] = {};
   const auto add_panel = [&] {
 #pragma unroll

@@ -19,11 +19,15 @@ struct PackedWgmmaConfig {
 
   constexpr int Threads() const { return (warps + kWordProducers + kXProducers) * kWarp; }
   constexpr int TileRows() const { return warps * kPackedStripRows; }
-  constexpr int Stages() const { return columns > 32 ? 2 : 4; }  // panels of x
+  // Panels of x, and rows of words: as many as there is room for.
+  constexpr int Stages() const { return columns <= 16 ? 4 : columns == 32 ? 3 : 2; }
+  constexpr int RingRows() const {
+    return columns <= 8 ? 176 : columns == 16 ? 160 : columns == 32 ? 144 : 128;
+  }
 
   // Of shared memory, in bytes: rings and masks of each warp, panels of x, what producers say of
   // words, barriers.
-  constexpr int MasksAt() const { return warps * kPackedRingBytes; }
+  constexpr int MasksAt() const { return warps * PackedRingBytes(RingRows()); }
   constexpr int PanelsAt() const { return MasksAt() + warps * kTurns * PackedMasksBytes(cell); }
   constexpr int PanelBytes() const { return columns * kPackedPanelColumns * 2; }
   constexpr int NotesAt() const { return PanelsAt() + Stages() * PanelBytes(); }
