@@ -48,6 +48,22 @@ LaunchShape Shape(const PackedProblem& p) {
           config.SharedBytes()};
 }
 
+// No block has arrived yet.
+constexpr CudaKernel<PackedProblem> kPrologue{
+    [](const PackedProblem&) {
+      return KernelSource{"packed/kernels/packed_prologue.cu", "jaxsparse::PackedPrologue"};
+    },
+    [](const PackedProblem& p) {
+      constexpr int kThreads = 256;
+      return LaunchShape{CeilDivide(PackedCountsBytes(p) / 16, kThreads), kThreads};
+    }};
+
+// Whichever tiles there will be: the last of them may be nearly empty.
+int64_t WorkspaceBytes(const PackedProblem& p, bool) {
+  constexpr int kMostRows = 8 * kPackedStripRows;
+  return PackedWorkspaceBytes(p, kMostRows, kWidestPackedTile);
+}
+
 bool Fits(const PackedProblem& p) {
   const PackedMmaConfig config = ConfigOf(p);
   return config.warps > 0 && p.gpu.compute_capability >= 80 && FitsPacked(p) &&
@@ -59,13 +75,15 @@ double Cost(const PackedProblem& p) {
   constexpr double kStart = 2.5, kForPart = 0.3, kShare = 0.9;
   const PackedMmaConfig config = ConfigOf(p);
   const double clocks = (p.cell == 1 ? 9.9 : 5.2) + config.columns / 4.0;
-  return kStart + PackedMicroseconds(p, Shape(p).blocks, config.warps, clocks) / kShare +
+  return kStart +
+         PackedMicroseconds(p, Shape(p).blocks, p.gpu.multiprocessors, config.warps, clocks) /
+             kShare +
          kForPart * static_cast<double>(p.parts);
 }
 
 }  // namespace
 
-extern constinit const PackedVariant kPackedMma{
-    "packed_mma", Fits, Cost, Source, Shape, &kPackedPrologue, nullptr, MostPackedWorkspaceBytes};
+extern constinit const PackedVariant kPackedMma{"packed_mma", Fits,       Cost,    Source,
+                                                Shape,        &kPrologue, nullptr, WorkspaceBytes};
 
 }  // namespace jaxsparse

@@ -2,6 +2,8 @@
 // cost.
 #include "packed/kernels/packed_wgmma.h"
 
+#include <algorithm>
+
 #include "nvrtc/expression.h"
 #include "packed/kernels/packed_launch.h"
 
@@ -30,29 +32,32 @@ KernelSource Source(const PackedProblem& p) {
 LaunchShape Shape(const PackedProblem& p) {
   const PackedWgmmaConfig config = ConfigOf(p);
   return {PackedTiles(p, config.TileRows(), config.columns) * p.parts, config.Threads(),
-          config.SharedBytes()};
+          config.SharedBytes(), static_cast<int>(p.parts)};
 }
 
 bool Fits(const PackedProblem& p) {
   const PackedWgmmaConfig config = ConfigOf(p);
-  return p.gpu.compute_capability == 90 && FitsPacked(p) &&
-         config.SharedBytes() <= p.gpu.shared_bytes &&
-         PackedWorkspaceBytes(p, config.TileRows(), config.columns) <= p.workspace.bytes;
+  return p.gpu.compute_capability == 90 && FitsPacked(p) && p.parts <= kMostPartsOfCluster &&
+         config.SharedBytes() <= p.gpu.shared_bytes;
 }
 
 // Predicted: what shared memory takes of a fragment, or memory for all.
 double Cost(const PackedProblem& p) {
   constexpr double kStart = 2.5, kForPart = 0.3, kShare = 0.95;
+  // The blocks of a cluster are in one of the groups that multiprocessors come in.
+  constexpr int kGroup = 16;
+  const int64_t at_once = p.parts <= 2 ? p.gpu.multiprocessors
+                                       : std::max<int64_t>(p.gpu.multiprocessors / kGroup, 1) *
+                                             (kGroup / p.parts * p.parts);
   const PackedWgmmaConfig config = ConfigOf(p);
   const double of_x = config.columns <= 8 ? 0.5 : config.columns / 16.0;
   const double clocks = (p.cell == 1 ? 9.9 : 5.2) + of_x;
-  return kStart + PackedMicroseconds(p, Shape(p).blocks, config.warps, clocks) / kShare +
+  return kStart + PackedMicroseconds(p, Shape(p).blocks, at_once, config.warps, clocks) / kShare +
          kForPart * static_cast<double>(p.parts);
 }
 
 }  // namespace
 
-extern constinit const PackedVariant kPackedWgmma{
-    "packed_wgmma", Fits, Cost, Source, Shape, &kPackedPrologue, nullptr, MostPackedWorkspaceBytes};
+extern constinit const PackedVariant kPackedWgmma{"packed_wgmma", Fits, Cost, Source, Shape};
 
 }  // namespace jaxsparse

@@ -37,67 +37,39 @@ class PackedXStages {
   }
 };
 
-template <typename T, typename Out, PackedWgmmaConfig kConfig>
-__global__ void __launch_bounds__(kConfig.Threads(), 1)
-    PackedWgmma(const __grid_constant__ PackedProblem p) {
-  constexpr int kTiles = kConfig.columns / 8, kSums = kConfig.columns / 2;
-  constexpr int kQuarters = 4, kFragments = 4;  // of a panel, and of a quarter
-  constexpr int kConsumersBarrier = 1;
-  extern __shared__ __align__(1024) unsigned char packed_shared[];
-  const int warp = WarpOfBlock(), lane = threadIdx.x % kWarp;
-  const int64_t across = CeilDivide(p.n, kConfig.columns);
-  const int64_t tile = blockIdx.x / p.parts, part = blockIdx.x % p.parts;
-  const int64_t first_strip = tile / across * kConfig.warps;
-  const int64_t first_column = tile % across * kConfig.columns;
-  const auto panels = static_cast<uint32_t>(PackedPanels(p.k, p.parts));
-  const PackedTurns<kConfig> turns(packed_shared);
-  const PackedXStages<kConfig> x_stages(packed_shared);
-  const PackedPanelsOfX<T, kConfig> x(p, part * panels * kPackedPanelColumns, first_column,
-                                      AddressOfShared(packed_shared) + kConfig.PanelsAt());
-  const auto piece_of = [&](int64_t strip) {
-    const bool exists = strip < PackedStrips(p);
-    PackedPiece piece(p, exists ? strip * p.parts + part : part);
-    if (!exists) piece.rows = 0;
-    return piece;
-  };
-  if (threadIdx.x == 0) {
-    turns.Init();
-    x_stages.Init();
-    FenceShared();
-  }
-  __syncthreads();
-
-  if (warp >= kConfig.warps + kConfig.kWordProducers) {
-    // Of its panels some are under way at once.
-    constexpr uint32_t kEvery = kConfig.kXProducers, kAtOnce = kConfig.Stages() / kEvery;
-    const uint32_t first = warp - kConfig.warps - kConfig.kWordProducers;
-    constexpr uint32_t kBehind = (kAtOnce - 1) * kEvery;
+// A warp that copies panels of x, every one of kXProducers, of which some are under way at once.
+template <typename T, PackedWgmmaConfig kConfig>
+__device__ __forceinline__ void ProduceX(const PackedPanelsOfX<T, kConfig>& x,
+                                         const PackedXStages<kConfig>& stages, uint32_t first,
+                                         uint32_t panels) {
+  constexpr uint32_t kEvery = kConfig.kXProducers, kAtOnce = kConfig.Stages() / kEvery;
+  constexpr uint32_t kBehind = (kAtOnce - 1) * kEvery;
 #pragma unroll 1
-    for (uint32_t panel = first; panel < panels + kBehind; panel += kEvery) {
-      if (panel < panels) {
-        x_stages.StageOf(panel).WaitUntilEmpty();
-        x.Copy(panel, panel % kConfig.Stages());
-      } else {
-        CommitCopies();
-      }
-      if (panel < first + kBehind) continue;
-      x.template Await<kAtOnce - 1>();
-      if (lane == 0) x_stages.StageOf(panel - kBehind).Filled();
+  for (uint32_t panel = first; panel < panels + kBehind; panel += kEvery) {
+    if (panel < panels) {
+      stages.StageOf(panel).WaitUntilEmpty();
+      x.Copy(panel, panel % kConfig.Stages());
+    } else {
+      CommitCopies();
     }
-    return;
+    if (panel < first + kBehind) continue;
+    x.template Await<kAtOnce - 1>();
+    if (threadIdx.x % kWarp == 0) stages.StageOf(panel - kBehind).Filled();
   }
-  if (warp >= kConfig.warps) {
-    using Producer = PackedWordProducer<kConfig>;
-    const int first = (warp - kConfig.warps) * kConfig.warps / kConfig.kWordProducers;
-    Producer(turns, first, piece_of(first_strip + Producer::StripOfLane(first))).Run();
-    return;
-  }
+}
 
-  const int64_t strip = first_strip + warp;
-  const PackedPiece piece = piece_of(strip);
+// The sums of a warp's piece, by products of its warpgroup.
+template <typename T, PackedWgmmaConfig kConfig>
+__device__ __forceinline__ void SumPiece(const PackedPanelsOfX<T, kConfig>& x,
+                                         const PackedXStages<kConfig>& x_stages,
+                                         const PackedTurns<kConfig>& turns, int warp,
+                                         uint32_t panels, float (&sums)[kConfig.columns / 8][4]) {
+  constexpr int kSums = kConfig.columns / 2;
+  constexpr int kQuarters = 4, kFragments = 4;  // of a panel, and of a quarter
   PackedTurnsConsumer<kConfig> words(turns, warp, panels);
   LaneStreams<kConfig.cell, kConfig.RingRows()> streams(turns.Ring(warp));
-  float sums[kTiles][4] = {}, of_panel[kSums] = {};
+  float of_panel[kSums] = {};
+  // Tensor cores cut off what does not fit when they add, so only a panel is summed there.
   const auto add_panel = [&] {
 #pragma unroll
     for (int i = 0; i < kSums; ++i) {
@@ -122,9 +94,8 @@ __global__ void __launch_bounds__(kConfig.Threads(), 1)
       WaitForGroups<0>();
       KeepInRegisters(of_panel);
       if (quarter == 0) {
-        // Tensor cores cut off what does not fit when they add, so only a panel is summed there.
         add_panel();
-        if (panel > 0 && lane == 0) x_stages.StageOf(panel - 1).Emptied();
+        if (panel > 0 && threadIdx.x % kWarp == 0) x_stages.StageOf(panel - 1).Emptied();
         x_stages.StageOf(panel).WaitUntilFull();
         KeepInRegisters(of_panel);
       }
@@ -143,15 +114,58 @@ __global__ void __launch_bounds__(kConfig.Threads(), 1)
   KeepInRegisters(of_panel);
   add_panel();
   words.WaitForAll();
+}
 
-  const bool exists = strip < PackedStrips(p);
-  if (exists) {
-    MakeExact<T, kConfig.cell>(p, piece, part, first_column, turns.Ring(warp), sums);
+// The blocks of a tile's parts are a cluster.
+template <typename T, typename Out, PackedWgmmaConfig kConfig>
+__global__ void __launch_bounds__(kConfig.Threads(), 1)
+    PackedWgmma(const __grid_constant__ PackedProblem p) {
+  constexpr int kWarps = kConfig.warps, kWordProducers = kConfig.kWordProducers;
+  extern __shared__ __align__(1024) unsigned char packed_shared[];
+  const int warp = WarpOfBlock();
+  const int64_t across = CeilDivide(p.n, kConfig.columns);
+  const int64_t tile = blockIdx.x / p.parts, part = blockIdx.x % p.parts;
+  const int64_t first_strip = tile / across * kWarps;
+  const int64_t first_column = tile % across * kConfig.columns;
+  const auto panels = static_cast<uint32_t>(PackedPanels(p.k, p.parts));
+  const PackedTurns<kConfig> turns(packed_shared);
+  const PackedXStages<kConfig> x_stages(packed_shared);
+  const PackedPanelsOfX<T, kConfig> x(p, part * panels * kPackedPanelColumns, first_column,
+                                      AddressOfShared(packed_shared) + kConfig.PanelsAt());
+  const auto piece_of = [&](int64_t strip) {
+    const bool exists = strip < PackedStrips(p);
+    PackedPiece piece(p, exists ? strip * p.parts + part : part);
+    if (!exists) piece.rows = 0;
+    return piece;
+  };
+  if (threadIdx.x == 0) {
+    turns.Init();
+    x_stages.Init();
+    FenceShared();
   }
-  auto* is_last = reinterpret_cast<bool*>(packed_shared + kConfig.LastAt());
-  if (AddParts<kConfig>(p, tile, part, kConsumersBarrier, is_last, sums) && exists) {
-    WriteSums<T, Out, kConfig>(p, strip, first_column, sums);
+  __syncthreads();
+
+  const int64_t strip = first_strip + warp;
+  const bool multiplies = warp < kWarps, exists = multiplies && strip < PackedStrips(p);
+  float sums[kConfig.columns / 8][4] = {};
+  if (multiplies) {
+    SumPiece<T>(x, x_stages, turns, warp, panels, sums);
+    if (exists) {
+      MakeExact<T, kConfig.cell>(p, piece_of(strip), part, first_column, turns.Ring(warp), sums);
+    }
+  } else if (warp < kWarps + kWordProducers) {
+    using Producer = PackedWordProducer<kConfig>;
+    const int first = (warp - kWarps) * kWarps / kWordProducers;
+    Producer(turns, first, piece_of(first_strip + Producer::StripOfLane(first))).Run();
+  } else {
+    ProduceX(x, x_stages, warp - kWarps - kWordProducers, panels);
   }
+  const bool is_whole =
+      p.parts == 1 || AddPartsOfCluster(static_cast<int>(p.parts), static_cast<int>(part),
+                                        multiplies ? warp : -1, turns.Ring(warp), sums);
+  if (exists && is_whole) WriteSums<T, Out, kConfig>(p, strip, first_column, sums);
+  __syncwarp();
+  if (p.parts > 1) ClusterBarrier();
 }
 
 }  // namespace jaxsparse

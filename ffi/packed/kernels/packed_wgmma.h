@@ -7,6 +7,9 @@
 
 namespace jaxsparse {
 
+// As many parts as a cluster may have blocks on every GPU.
+constexpr int kMostPartsOfCluster = 8;
+
 struct PackedWgmmaConfig {
   int cell = 1;
   int columns = 8;  // of x, of a tile: 8, 16, 32 or 64
@@ -32,10 +35,9 @@ struct PackedWgmmaConfig {
   constexpr int PanelBytes() const { return columns * kPackedPanelColumns * 2; }
   constexpr int NotesAt() const { return PanelsAt() + Stages() * PanelBytes(); }
   constexpr int BarriersAt() const { return NotesAt() + kTurns * warps * 8; }
-  constexpr int LastAt() const {
+  constexpr int SharedBytes() const {
     return BarriersAt() + (kTurns + Stages()) * kPipelineBarrierBytes;
   }
-  constexpr int SharedBytes() const { return LastAt() + 16; }
 };
 
 }  // namespace jaxsparse
