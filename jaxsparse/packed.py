@@ -284,10 +284,12 @@ def _cell_for(density: float) -> int:
 
 def _parts_for(m: int, k: int, most: int) -> int:
     """The number of parts by which the blocks of an H200 are done first."""
-    groups, multiprocessors = math.ceil(m / (8 * STRIP_ROWS)), 132
+    groups = math.ceil(m / (8 * STRIP_ROWS))
 
     def clocks(parts: int) -> float:
-        waves = math.ceil(groups * parts / multiprocessors)
+        # The blocks of all parts are a cluster, in one of eight groups of multiprocessors.
+        at_once = 132 if parts <= 2 else 8 * (16 // parts * parts)
+        waves = math.ceil(groups * parts / at_once)
         panels = math.ceil(k / (PANEL_COLUMNS * parts))
         # Of eight strips a panel has 128 fragments. Each doubling pads streams by 3 to 10 %.
         return waves * (panels * 128 * 12 + 1000) * (1 + 0.05 * math.log2(parts)) + 500 * parts
