@@ -277,9 +277,13 @@ def packed_products(rng, dtype):
         topology = Topology.from_mask(rng.random((150, 2300)) < density)
         values = jnp.asarray(rng.standard_normal(topology.nse), dtype)
         packed = CSR(values, topology).pack(cell=cell, parts=3)
-        x = jnp.asarray(rng.standard_normal((2300, 24)), dtype)
-        results += [packed @ x, packed @ x[:, :5], linear(x.T, packed), packed.todense()]
-        results.append(jnp.nan_to_num(packed @ x.at[3, 0].set(jnp.nan)))
+        x = jnp.asarray(rng.standard_normal((2300, 72)), dtype)
+        results.append(packed.todense())
+        for variant in backend.TARGETS["packed_product"]["variants"]["cuda"]:
+            product = functools.partial(spmm, packed, variant=variant)
+            results += [product(x), product(x[:, :5]), product(x[:, :24])]
+            results.append(linear(x.T, packed, variant=variant))
+            results.append(jnp.nan_to_num(product(x.at[3, 0].set(jnp.nan))))
     return results
 
 

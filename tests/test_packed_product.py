@@ -217,7 +217,7 @@ def test_parts_agree():
 def test_explained():
     half = np.random.default_rng(0).random((1024, 2048)) < 0.5
     packed = random_matrix(Topology.from_mask(half)).pack()
-    for n, variant in (1, "packed_mma"), (16, "packed_mma"), (200, None):
+    for n, variant in (1, "packed_wgmma"), (16, "packed_wgmma"), (200, None):
         (call,) = explain(lambda x: packed @ x, jnp.ones((2048, n), jnp.bfloat16), device=H200)
         assert call.variant == variant and call.shape == (1024, 2048)
         assert "packed matrix" in str(call)

@@ -352,6 +352,13 @@ __device__ __forceinline__ uint32_t AddressOfRank(uint32_t address, uint32_t ran
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
   return there;
 }
+// Loads from shared memory of a cluster's block.
+__device__ __forceinline__ void LoadOfRank(uint32_t from, uint32_t (&to)[4]) {
+  asm volatile("ld.shared::cluster.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(from)
+               : "memory");
+}
 // Stores to shared memory of a cluster's block without waiting. A barrier there counts the bytes
 // when they have come.
 __device__ __forceinline__ void StoreAsync(uint32_t to, const uint32_t (&x)[1], uint32_t barrier) {
@@ -417,6 +424,7 @@ __device__ __forceinline__ uint32_t AddressOfRank(uint32_t address, uint32_t) {
   asm volatile("trap;");
   return address;
 }
+__device__ __forceinline__ void LoadOfRank(uint32_t, uint32_t (&)[4]) { asm volatile("trap;"); }
 template <int kCount>
 __device__ __forceinline__ void StoreAsync(uint32_t, const uint32_t (&)[kCount], uint32_t) {
   asm volatile("trap;");

@@ -16,6 +16,38 @@ constexpr int kNumbersOfRow = 2 * kWarp;
 
 using Entries = std::vector<int32_t>;
 
+// Why the arrays are no pattern in compressed rows, or an empty string.
+std::string DamageOf(const PackedPattern& pattern) {
+  const int32_t* offsets = pattern.row_offsets;
+  if (offsets[0] != 0) return "row_offsets must begin with 0, got " + std::to_string(offsets[0]);
+  std::vector<bool> is_in_order(pattern.rows);
+  for (int64_t r = 0; r < pattern.rows; ++r) {
+    const int32_t row = pattern.row_order[r];
+    if (row < 0 || row >= pattern.rows || is_in_order[row]) {
+      return "row_order must name each of " + std::to_string(pattern.rows) +
+             " rows once, got row " + std::to_string(row) + " at place " + std::to_string(r);
+    }
+    is_in_order[row] = true;
+    if (offsets[r + 1] < offsets[r]) {
+      return "row_offsets must not fall, got " + std::to_string(offsets[r + 1]) + " behind " +
+             std::to_string(offsets[r]);
+    }
+  }
+  const int32_t stored = offsets[pattern.rows];
+  if (stored > pattern.entries) {
+    return "row_offsets must end with at most " + std::to_string(pattern.entries) +
+           ", the number of column_indices, got " + std::to_string(stored);
+  }
+  for (int32_t i = 0; i < stored; ++i) {
+    const int32_t column = pattern.column_indices[i];
+    if (column < 0 || column >= pattern.columns) {
+      return "column_indices must be of " + std::to_string(pattern.columns) + " columns, got " +
+             std::to_string(column);
+    }
+  }
+  return "";
+}
+
 // The entries of a row by rising columns; empty, and an error, if a column stands there twice.
 Entries EntriesOf(const PackedPattern& pattern, int32_t row, std::string* error) {
   const int32_t* columns = pattern.column_indices;
@@ -110,6 +142,7 @@ class Piece {
 }  // namespace
 
 std::string PackStreams(const PackedPattern& pattern, int cell, int parts, PackedStreams* streams) {
+  if (std::string damage = DamageOf(pattern); !damage.empty()) return damage;
   const int64_t strips = CeilDivide(pattern.rows, kPackedStripRows);
   const int64_t panels = PackedPanels(pattern.columns, parts);
   const int64_t masks_of_panel = kPackedPanelMasks / cell * kWarp;

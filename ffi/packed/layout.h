@@ -13,6 +13,7 @@ struct PackedPattern {
   const int32_t* column_indices;
   const int32_t* row_order;
   int64_t rows, columns;
+  int64_t entries;  // of column_indices
 };
 
 struct PackedStreams {
@@ -23,7 +24,8 @@ struct PackedStreams {
   std::vector<int32_t> sources;  // (rows of words, lanes, 2): the entry of each number; -1: none
 };
 
-// Returns why the pattern can't be packed, or an empty string.
+// Returns why the pattern can't be packed, or an empty string. Whatever its arrays hold, nothing is
+// read or written outside of them.
 std::string PackStreams(const PackedPattern& pattern, int cell, int parts, PackedStreams* streams);
 
 }  // namespace jaxsparse

@@ -11,6 +11,8 @@ using PackedVariant = CudaVariant<PackedProblem>;
 
 // kernels/packed_mma.cc
 extern const PackedVariant kPackedMma;
+// kernels/packed_wgmma.cc
+extern const PackedVariant kPackedWgmma;
 // kernels/packed_unpack.cc
 extern const PackedVariant kPackedUnpack;
 

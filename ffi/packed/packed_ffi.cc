@@ -8,6 +8,12 @@ namespace {
 
 constexpr int64_t kMostParts = 1 << 20;
 
+// How a matrix is packed.
+void TakeForm(CallParser& call, PackedProblem& p) {
+  p.cell = static_cast<int>(call.Integer("cell", 1, 2));
+  p.parts = call.Integer("parts", 1, kMostParts);
+}
+
 // masks, starts, panels, rows of a matrix whose sizes are known.
 void TakePattern(CallParser& call, Dimension& m, Dimension& k, PackedProblem& p) {
   Dimension pieces("pieces");
@@ -30,8 +36,7 @@ struct PackedProduct {
   static void Parse(CallParser& call, Problem* problem) {
     Problem& p = *problem;
     Dimension m("m"), k("k"), n("n"), words("words");
-    p.cell = static_cast<int>(call.Integer("cell", 1, 2));
-    p.parts = call.Integer("parts", 1, kMostParts);
+    TakeForm(call, p);
     p.x_on_left = call.Attribute<bool>("x_on_left");
     p.activation = call.Choice("activation", kActivations);
     const int64_t workspace = call.Integer("workspace", 0, kMostBytes);
@@ -68,8 +73,7 @@ struct PackedUnpacking {
   static void Parse(CallParser& call, Problem* problem) {
     Problem& p = *problem;
     Dimension m("m"), k("k"), words("words");
-    p.cell = static_cast<int>(call.Integer("cell", 1, 2));
-    p.parts = call.Integer("parts", 1, kMostParts);
+    TakeForm(call, p);
     ElementType dtype({ffi::BF16, ffi::F16});
     p.out = call.Result("out", dtype, {m, k});
     p.values = call.Operand("values", dtype, {words, 2 * kWarp});
@@ -101,11 +105,12 @@ OperationEntry PackedProductEntry() {
   for (const DTypePair types : kDTypePairs) {
     if (SizeOf(types.dtype) != 2) continue;
     for (const int cell : {1, 2}) {
-      for (const int64_t n : {8, 16, 32, 64}) {
+      for (const int64_t n : {8, 16, 32, 64, 128}) {
         for (const bool x_on_left : {false, true}) {
           PackedProblem problem;
           problem.m = problem.k = 8192;
           problem.n = n;
+          problem.parts = 4;
           problem.cell = cell;
           problem.x_on_left = x_on_left;
           problem.dtype = types.dtype;

@@ -3,8 +3,8 @@
 //
 // Rows of words pass through a ring. Word w of lane l stands l-th in row w, so each lane reads its
 // own bank and no two wait for one another; which words are stored, a lane knows from its masks
-// alone. A step may read on behind the end of the ring, where copies of its first rows stand, so
-// that places are brought back into it once a step.
+// alone. Four fragments may read on behind the end of the ring, where copies of its first rows
+// stand, so that places are brought back into it once for them.
 #pragma once
 
 #include "cuda/device.cuh"
@@ -64,6 +64,45 @@ class PackedPanelRows {
   }
 };
 
+// Rows of a piece from one on, of which one thread asks for bulk copies to a ring of so many.
+template <int kRingRows>
+class PackedBulkRows {
+  uint32_t begin_, first_, rest_, behind_, again_;
+
+ public:
+  // Up to `end`, but no more than there are, nor than the ring has room for.
+  __device__ __forceinline__ PackedBulkRows(const PackedPiece& piece, uint32_t begin, uint32_t end)
+      : begin_(begin) {
+    const uint32_t most = begin + kRingRows;
+    end = end < piece.rows ? end : piece.rows;
+    end = end < begin ? begin : end < most ? end : most;
+    const uint32_t count = end - begin, place = begin % kRingRows;
+    const uint32_t room = kRingRows - place;
+    first_ = count < room ? count : room;
+    rest_ = count - first_;  // from the beginning of the ring on
+    // Copies of rows at the beginning: of the rest behind the first ones, without a copy more.
+    behind_ = rest_ < kPackedMirroredRows ? rest_ : kPackedMirroredRows;
+    const uint32_t mirrored = place < kPackedMirroredRows ? kPackedMirroredRows - place : 0;
+    again_ = first_ < mirrored ? first_ : mirrored;
+  }
+
+  __device__ __forceinline__ uint32_t End() const { return begin_ + first_ + rest_; }
+  __device__ __forceinline__ uint32_t Bytes() const {
+    return (first_ + rest_ + behind_ + again_) * kPackedRowBytes;
+  }
+  __device__ __forceinline__ void Copy(const PackedPiece& piece, uint32_t ring,
+                                       uint64_t* barrier) const {
+    const auto copy = [barrier](uint32_t to, const unsigned char* rows, uint32_t count) {
+      if (count > 0) BulkCopy(&SharedAt<char>(to), rows, count * kPackedRowBytes, barrier);
+    };
+    const unsigned char* from = piece.words + static_cast<int64_t>(begin_) * kPackedRowBytes;
+    const uint32_t to = ring + begin_ % kRingRows * kPackedRowBytes;
+    copy(to, from, first_ + behind_);
+    copy(ring, from + first_ * kPackedRowBytes, rest_);
+    copy(to + kRingRows * kPackedRowBytes, from, again_);
+  }
+};
+
 // The words and masks of a warp's piece on their way to shared memory, asked for in turns: turn 0
 // asks for what the first panels read, turn t + 1 for what there is room for when panel t begins.
 // Methods are called by all lanes.
@@ -80,7 +119,7 @@ class PackedArrivals {
   // By lanes of 16 bytes each, four rows at once.
   __device__ __forceinline__ void CopyRows(uint32_t end) {
     constexpr int kAtOnce = 4;
-    static_assert(kPackedRingRows % kAtOnce == 0 && PackedMirroredRows(kCell) % kAtOnce == 0);
+    static_assert(kPackedRingRows % kAtOnce == 0 && kPackedMirroredRows % kAtOnce == 0);
     const uint32_t lane = threadIdx.x % kWarp;
     for (; asked_ < piece_.rows && asked_ + kAtOnce <= end; asked_ += kAtOnce) {
       if (asked_ + lane / 8 >= piece_.rows) continue;
@@ -89,7 +128,7 @@ class PackedArrivals {
       const unsigned char* from =
           piece_.words + static_cast<int64_t>(asked_) * kPackedRowBytes + lane * 16;
       AsyncCopy(to, from);
-      if (place < PackedMirroredRows(kCell)) AsyncCopy(to + kRingBytes, from);
+      if (place < kPackedMirroredRows) AsyncCopy(to + kRingBytes, from);
     }
   }
   __device__ __forceinline__ void CopyMasks(uint32_t panel, int stage) const {
@@ -101,45 +140,21 @@ class PackedArrivals {
     }
   }
 
-  // By one thread: as many bytes as the turn's barrier is to wait for.
-  struct BulkCopies {
-    uint64_t* barrier;
-    __device__ __forceinline__ void operator()(uint32_t to, const void* from,
-                                               uint32_t bytes) const {
-      BulkCopy(&SharedAt<char>(to), from, bytes, barrier);
-    }
-  };
   __device__ __forceinline__ void AskInBulk(uint32_t end, uint32_t first_panel, int panels,
                                             int stage) {
-    // Whatever `panels` of the piece says, not more than there is room for.
-    const uint32_t most = asked_ + kPackedRingRows;
-    end = end < piece_.rows ? end : piece_.rows;
-    end = end < asked_ ? asked_ : end < most ? end : most;
+    const PackedBulkRows<kPackedRingRows> rows(piece_, asked_, end);
     if (threadIdx.x % kWarp == 0) {
-      constexpr uint32_t kMirrored = PackedMirroredRows(kCell);
-      const uint32_t count = end - asked_, place = asked_ % kPackedRingRows;
-      const uint32_t room = kPackedRingRows - place, first = count < room ? count : room;
-      const uint32_t rest = count - first;  // from the beginning of the ring on
-      // Copies of rows at the beginning: of the rest behind the first ones, without a copy more.
-      const uint32_t behind = rest < kMirrored ? rest : kMirrored;
-      const uint32_t mirrored = place < kMirrored ? kMirrored - place : 0;
-      const uint32_t again = first < mirrored ? first : mirrored;
-      const BulkCopies copy{barriers_ + turn_ % kPackedTurns};
-      const uint32_t rows = count + behind + again;
-      ArriveAndExpect(copy.barrier, rows * kPackedRowBytes + panels * kMasksBytes);
-      const unsigned char* from = piece_.words + static_cast<int64_t>(asked_) * kPackedRowBytes;
-      const uint32_t to = ring_ + place * kPackedRowBytes;
-      if (count > 0) copy(to, from, (first + behind) * kPackedRowBytes);
-      if (rest > 0) copy(ring_, from + first * kPackedRowBytes, rest * kPackedRowBytes);
-      if (again > 0) copy(to + kRingBytes, from, again * kPackedRowBytes);
+      uint64_t* barrier = barriers_ + turn_ % kPackedTurns;
+      ArriveAndExpect(barrier, rows.Bytes() + panels * kMasksBytes);
+      rows.Copy(piece_, ring_, barrier);
       if (panels > 0) {
-        copy(masks_ + stage * kMasksBytes,
-             reinterpret_cast<const unsigned char*>(piece_.masks) +
-                 static_cast<int64_t>(first_panel) * kMasksBytes,
-             panels * kMasksBytes);
+        BulkCopy(&SharedAt<char>(masks_ + stage * kMasksBytes),
+                 reinterpret_cast<const unsigned char*>(piece_.masks) +
+                     static_cast<int64_t>(first_panel) * kMasksBytes,
+                 panels * kMasksBytes, barrier);
       }
     }
-    asked_ = end;
+    asked_ = rows.End();
   }
 
  public:
@@ -192,9 +207,10 @@ class PackedArrivals {
   }
 };
 
-// Where a lane is in a stream, as an address in the ring.
+// Where a lane is in a stream, as an address in a ring.
+template <int kRingRows>
 struct PackedPlace {
-  static constexpr uint32_t kBytes = kPackedRingRows * kPackedRowBytes;
+  static constexpr uint32_t kBytes = kRingRows * kPackedRowBytes;
   uint32_t at;
 
   // Back into the ring, which begins there for the lane.
@@ -204,44 +220,46 @@ struct PackedPlace {
   // No stream is more than kPackedDrift rows behind the longest, which has `rows`.
   __device__ __forceinline__ void PadTo(uint32_t rows, uint32_t begin) {
     constexpr uint32_t kMost = kPackedDrift * kPackedRowBytes;
-    const uint32_t behind = (begin + rows * kPackedRowBytes - at) % kBytes;
+    const uint32_t behind = (rows * kPackedRowBytes + 2 * kBytes - (at - begin)) % kBytes;
     at += (behind > kMost ? behind : kMost) - kMost;
   }
 };
 
 // A lane's streams of a piece.
-template <int kCell>
+template <int kCell, int kRingRows = kPackedRingRows>
 struct LaneStreams;
 
-template <>
-struct LaneStreams<1> {
-  uint32_t begin;  // of the ring, for the lane
-  PackedPlace first, second;
+template <int kRingRows>
+struct LaneStreams<1, kRingRows> {
+  uint32_t begin;                        // of the ring, for the lane
+  PackedPlace<kRingRows> first, second;  // places of words, whose upper half is the second one's
 
   __device__ explicit LaneStreams(uint32_t ring)
-      : begin(ring + threadIdx.x % kWarp * 4), first{begin}, second{begin + 2} {}
+      : begin(ring + threadIdx.x % kWarp * 4), first{begin}, second{begin} {}
 
   __device__ __forceinline__ void Wrap() {
     first.Wrap(begin);
-    second.Wrap(begin + 2);
+    second.Wrap(begin);
   }
   __device__ __forceinline__ void PadTo(uint32_t rows) {
     first.PadTo(rows, begin);
-    second.PadTo(rows, begin + 2);
+    second.PadTo(rows, begin);
   }
 
   // Fragment `f` of a step, as mma.m16n8k16 takes it: a word is 128 bytes, and byte 2 j + e of
   // `stored` is 1 if number e of pair j is stored. A number that is not takes bytes that are 0, of
   // those that follow what is loaded.
   __device__ __forceinline__ void Fragment(uint32_t mask, int f, uint32_t (&a)[4]) {
+    constexpr uint32_t kUpper = 2;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const uint32_t stored = mask >> (2 * f + half) & 0x01010101u;
       const uint32_t places = 0x76327632u - 0x22u * stored;
       const uint32_t x0 = SharedAt<const uint16_t>(first.at);
-      const uint32_t y0 = SharedAt<const uint16_t>(second.at);
+      const uint32_t y0 = SharedAt<const uint16_t>(second.at + kUpper);
       const uint32_t x1 = SharedAt<const uint16_t>(AddProductsOfBytes(stored, 0x80u, first.at));
-      const uint32_t y1 = SharedAt<const uint16_t>(AddProductsOfBytes(stored, 0x8000u, second.at));
+      const uint32_t y1 =
+          SharedAt<const uint16_t>(AddProductsOfBytes(stored, 0x8000u, second.at) + kUpper);
       first.at = AddProductsOfBytes(stored, 0x00800080u, first.at);
       second.at = AddProductsOfBytes(stored, 0x80008000u, second.at);
       a[2 * half] = PickBytes(x0, y0, places);
@@ -250,10 +268,10 @@ struct LaneStreams<1> {
   }
 };
 
-template <>
-struct LaneStreams<2> {
+template <int kRingRows>
+struct LaneStreams<2, kRingRows> {
   uint32_t begin;
-  PackedPlace pairs;
+  PackedPlace<kRingRows> pairs;
 
   __device__ explicit LaneStreams(uint32_t ring)
       : begin(ring + threadIdx.x % kWarp * 4), pairs{begin} {}

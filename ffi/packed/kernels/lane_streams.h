@@ -7,13 +7,14 @@
 namespace jaxsparse {
 
 constexpr int kPackedTurns = 4;       // of bulk copies, that may be under way
-constexpr int kPackedRingRows = 128;  // of words: more than any panel reads, and what comes next
+constexpr int kPackedRingRows = 128;  // of words, at least: more than any panel reads, and some
 
-// Of a warp, in bytes: the ring, behind whose end copies of its first rows stand, which a step may
-// read there; the masks of a panel; barriers for bulk copies.
-constexpr int PackedMirroredRows(int cell) { return 16 * cell; }
-constexpr int PackedRingBytes(int cell) {
-  return (kPackedRingRows + PackedMirroredRows(cell)) * kPackedRowBytes;
+// Behind the end of the ring stand copies of its first rows, which four fragments may read there.
+constexpr int kPackedMirroredRows = 16;
+
+// Of a warp, in bytes: a ring; the masks of a panel; barriers for bulk copies.
+constexpr int PackedRingBytes(int rows = kPackedRingRows) {
+  return (rows + kPackedMirroredRows) * kPackedRowBytes;
 }
 constexpr int PackedMasksBytes(int cell) { return kPackedPanelMasks / cell * kPackedRowBytes; }
 constexpr int PackedBarriersBytes(bool bulk) { return bulk ? kPackedTurns * 8 : 0; }

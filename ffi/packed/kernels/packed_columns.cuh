@@ -1,8 +1,8 @@
 // A tile of columns of x in shared memory, panel by panel, for all warps of a block.
 //
 // x on the left has lines of a panel's numbers, one for each column; else there are rows of 8
-// columns, those of each 8 columns one behind the other. In either way eight that ldmatrix reads
-// lie in different banks.
+// columns, those of each 8 columns one behind the other. In either way eight that ldmatrix reads,
+// and eight that are copied at once, lie in different banks.
 #pragma once
 
 #include "cuda/vector_access.cuh"
@@ -20,7 +20,6 @@ class PackedColumns {
   static constexpr int kDown = kLeft ? kConfig.columns : kPackedPanelColumns;
   static constexpr int kApart = kThreads / kAcross;
   static constexpr int kTurns = (kDown + kApart - 1) / kApart;
-  static constexpr int kPlaneBytes = kPackedPanelColumns * 16;
   static_assert(kThreads % kAcross == 0);
 
   const T* from_;  // what the thread copies first of panel 0
@@ -43,8 +42,8 @@ class PackedColumns {
         wide_(pitch_ % kVector == 0 && IsAligned<Words4>(p.x.data)) {
     const int64_t first = kLeft ? first_column * p.k + first_row : first_row * p.n + first_column;
     from_ = static_cast<const T*>(p.x.data) + first + line_ * pitch_ + chunk_ * kVector;
-    to_ = panels_ +
-          (kLeft ? line_ * kConfig.LineBytes() + chunk_ * 16 : chunk_ * kPlaneBytes + line_ * 16);
+    to_ = panels_ + (kLeft ? line_ * kConfig.LineBytes() + chunk_ * 16
+                           : chunk_ * kConfig.PlaneBytes() + line_ * 16);
   }
 
   // Asks for a panel; places that x does not have are 0.
@@ -88,7 +87,8 @@ class PackedColumns {
       LoadMatrices(b, &SharedAt<char>(own + tile * 8 * kConfig.LineBytes() + fragment * 32));
     } else {
       const uint32_t own = panel + lane * 16;
-      LoadTransposedMatrices(b, &SharedAt<char>(own + tile * kPlaneBytes + fragment * 256));
+      LoadTransposedMatrices(b,
+                             &SharedAt<char>(own + tile * kConfig.PlaneBytes() + fragment * 256));
     }
   }
 };

@@ -68,4 +68,40 @@ class ExactPiece {
   }
 };
 
+// Where some number of x is not finite, no sum of its column is: then the sums of a warp's piece,
+// of columns from `first_column` on, are made anew. `space`: 512 bytes of shared memory for each 8
+// columns, the warp's own.
+template <typename T, int kCell, int kTiles>
+__device__ void MakeExact(const PackedProblem& p, const PackedPiece& piece, int64_t part,
+                          int64_t first_column, uint32_t space, float (&sums)[kTiles][4]) {
+  float not_finite = 0;
+#pragma unroll
+  for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) not_finite += sums[t][i] * 0.0f;
+  }
+  if (!__any_sync(kAllLanes, not_finite != 0)) return;
+  __syncwarp();
+  const int lane = threadIdx.x % kWarp;
+  const ExactPiece<T, kCell> exact(p, piece, part);
+#pragma unroll 1
+  for (int column = 0; column < kTiles * 8 && first_column + column < p.n; ++column) {
+    float of_column[2];
+    exact.Sum(first_column + column, of_column);
+    if (lane % 4 == column % 8 / 2) {
+      const uint32_t to = space + ((column / 8 * kWarp + lane) * 4 + column % 2) * 4;
+      StoreShared(to, of_column[0]);
+      StoreShared(to + 8, of_column[1]);
+    }
+  }
+  __syncwarp();
+#pragma unroll
+  for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      sums[t][i] = SharedAt<const float>(space + ((t * kWarp + lane) * 4 + i) * 4);
+    }
+  }
+}
+
 }  // namespace jaxsparse

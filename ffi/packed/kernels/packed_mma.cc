@@ -2,10 +2,8 @@
 // workspace, fit and cost.
 #include "packed/kernels/packed_mma.h"
 
-#include <algorithm>
-
 #include "nvrtc/expression.h"
-#include "packed/packed_cuda.h"
+#include "packed/kernels/packed_launch.h"
 
 namespace jaxsparse {
 namespace {
@@ -47,13 +45,14 @@ KernelSource Source(const PackedProblem& p) {
 
 LaunchShape Shape(const PackedProblem& p) {
   const PackedMmaConfig config = ConfigOf(p);
-  return {PackedTiles(p, config) * p.parts, config.warps * kWarp, config.SharedBytes()};
+  return {PackedTiles(p, config.TileRows(), config.columns) * p.parts, config.warps * kWarp,
+          config.SharedBytes()};
 }
 
 // No block has arrived yet.
 constexpr CudaKernel<PackedProblem> kPrologue{
     [](const PackedProblem&) {
-      return KernelSource{"packed/kernels/packed_mma_prologue.cu", "jaxsparse::PackedMmaPrologue"};
+      return KernelSource{"packed/kernels/packed_prologue.cu", "jaxsparse::PackedPrologue"};
     },
     [](const PackedProblem& p) {
       constexpr int kThreads = 256;
@@ -62,29 +61,24 @@ constexpr CudaKernel<PackedProblem> kPrologue{
 
 // Whichever tiles there will be: the last of them may be nearly empty.
 int64_t WorkspaceBytes(const PackedProblem& p, bool) {
-  constexpr PackedMmaConfig kLargest{.columns = kWidestTile};
-  return PackedCountsBytes(p) + PackedSumsBytes(p, kLargest);
+  constexpr int kMostRows = 8 * kPackedStripRows;
+  return PackedWorkspaceBytes(p, kMostRows, kWidestTile);
 }
 
 bool Fits(const PackedProblem& p) {
-  constexpr int64_t kMost = int64_t{1} << 30;
   const PackedMmaConfig config = ConfigOf(p);
-  return config.warps > 0 && p.gpu.compute_capability >= 80 && p.k < kMost && p.n < kMost &&
-         p.m < kMost && PackedCountsBytes(p) + PackedSumsBytes(p, config) <= p.workspace.bytes;
+  return config.warps > 0 && p.gpu.compute_capability >= 80 && FitsPacked(p) &&
+         PackedWorkspaceBytes(p, config.TileRows(), config.columns) <= p.workspace.bytes;
 }
 
 // Predicted: what shared memory takes of a fragment, or memory for all.
 double Cost(const PackedProblem& p) {
-  constexpr double kStart = 2.5, kForPart = 0.3, kBytes = 4.1e6, kShare = 0.9;
+  constexpr double kStart = 2.5, kForPart = 0.3, kShare = 0.9;
   const PackedMmaConfig config = ConfigOf(p);
-  const double of_x = config.columns / 4.0, clocks = (p.cell == 1 ? 9.9 : 5.2) + of_x;
-  const double fragments = static_cast<double>(PackedPanels(p.k, p.parts)) * config.warps * 16;
-  const int64_t blocks = PackedTiles(p, config) * p.parts;
-  const auto waves = static_cast<double>(CeilDivide(blocks, p.gpu.multiprocessors));
-  const double masks = static_cast<double>(p.m) * static_cast<double>(p.k) / 8;
-  const double bytes = static_cast<double>(p.words * kPackedRowBytes) + masks / p.cell;
-  const double shared = waves * fragments * clocks / kClocksOfMicrosecond;
-  return kStart + std::max(bytes / kBytes, shared) / kShare +
+  const double clocks = (p.cell == 1 ? 9.9 : 5.2) + config.columns / 4.0;
+  return kStart +
+         PackedMicroseconds(p, Shape(p).blocks, p.gpu.multiprocessors, config.warps, clocks) /
+             kShare +
          kForPart * static_cast<double>(p.parts);
 }
 

@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kConfig.warps* kWarp, 1)
   if (!exists) piece.rows = 0;
 
   const uint32_t shared = AddressOfShared(packed_stages);
-  const uint32_t own_ring = shared + warp * PackedRingBytes(kConfig.cell);
+  const uint32_t own_ring = shared + warp * PackedRingBytes();
   PackedArrivals<kConfig.cell, kConfig.bulk> arrivals(
       piece, own_ring, shared + kConfig.MasksAt() + warp * kStages * PackedMasksBytes(kConfig.cell),
       reinterpret_cast<uint64_t*>(packed_stages + kConfig.BarriersAt()) + warp * kPackedTurns);
@@ -77,10 +77,10 @@ __global__ void __launch_bounds__(kConfig.warps* kWarp, 1)
 #pragma unroll(kTiles <= 2 ? kSteps : 1)
     for (int step = 0; step < kSteps; ++step) {
       const uint32_t mask = arrivals.Mask(stage, step);
-      streams.Wrap();
 #pragma unroll
       for (int f = 0; f < kFragments; f += 2) {
         uint32_t a[2][4];
+        if (f % 4 == 0) streams.Wrap();
         streams.Fragment(mask, f, a[0]);
         streams.Fragment(mask, f + 1, a[1]);
 #pragma unroll
@@ -105,46 +105,12 @@ __global__ void __launch_bounds__(kConfig.warps* kWarp, 1)
   }
   arrivals.template WaitForTurns<0>();
 
-  // Where some number of x is not finite, no sum of its column is.
-  float not_finite = 0;
-#pragma unroll
-  for (int t = 0; t < kTiles; ++t) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) not_finite += sums[t][i] * 0.0f;
+  if (exists) {
+    MakeExact<T, kConfig.cell>(p, piece, part, first_column, own_ring, sums);
   }
-  if (exists && __any_sync(kAllLanes, not_finite != 0)) {
-    __syncwarp();
-    const ExactPiece<T, kConfig.cell> exact(p, piece, part);
-#pragma unroll 1
-    for (int column = 0; column < kConfig.columns && first_column + column < p.n; ++column) {
-      float exact_sums[2];
-      exact.Sum(first_column + column, exact_sums);
-      if (lane % 4 == column % 8 / 2) {
-        const uint32_t to = own_ring + ((column / 8 * kWarp + lane) * 4 + column % 2) * 4;
-        StoreShared(to, exact_sums[0]);
-        StoreShared(to + 8, exact_sums[1]);
-      }
-    }
-    __syncwarp();
-#pragma unroll
-    for (int t = 0; t < kTiles; ++t) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        sums[t][i] = SharedAt<const float>(own_ring + ((t * kWarp + lane) * 4 + i) * 4);
-      }
-    }
+  if (AddParts<kConfig>(p, tile, part, kAllThreads, &is_last, sums) && exists) {
+    WriteSums<T, Out, kConfig>(p, strip, first_column, sums);
   }
-
-  if (p.parts > 1) {
-    const PackedParts<kConfig> parts(p, tile);
-    parts.Leave(part, sums);
-    __syncthreads();
-    if (threadIdx.x == 0) is_last = parts.IsLast();
-    __syncthreads();
-    if (!is_last) return;
-    parts.AddUp(sums);
-  }
-  if (exists) WriteSums<T, Out, kConfig>(p, strip, first_column, sums);
 }
 
 }  // namespace jaxsparse

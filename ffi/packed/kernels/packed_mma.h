@@ -15,31 +15,18 @@ struct PackedMmaConfig {
   bool bulk = false;  // words and masks come by bulk copies, which take few instructions
 
   // Of shared memory, in bytes: rings and masks of each warp, panels of x, barriers.
-  constexpr int MasksAt() const { return warps * PackedRingBytes(cell); }
+  constexpr int MasksAt() const { return warps * PackedRingBytes(); }
   constexpr int PanelsAt() const { return MasksAt() + warps * stages * PackedMasksBytes(cell); }
   // A line of x on the left, behind which the next one begins in other banks; else a row.
   constexpr int LineBytes() const { return x_on_left ? 2 * kPackedPanelColumns + 16 : 16; }
+  // Rows of 8 columns, behind which those of the next ones begin in other banks.
+  constexpr int PlaneBytes() const { return (kPackedPanelColumns + 1) * LineBytes(); }
   constexpr int PanelBytes() const {
-    return x_on_left ? columns * LineBytes() : columns / 8 * kPackedPanelColumns * LineBytes();
+    return x_on_left ? columns * LineBytes() : columns / 8 * PlaneBytes();
   }
   constexpr int BarriersAt() const { return PanelsAt() + stages * PanelBytes(); }
   constexpr int SharedBytes() const { return BarriersAt() + warps * PackedBarriersBytes(bulk); }
   constexpr int TileRows() const { return warps * kPackedStripRows; }
 };
-
-// Where several parts make a result, each leaves its sums in the workspace, behind a count for each
-// tile of the blocks that have done so. There is room to count tiles of every configuration, so
-// that the prologue need not know which it is.
-JAXSPARSE_INLINE int64_t PackedTiles(const PackedProblem& p, const PackedMmaConfig& config) {
-  return CeilDivide(p.m, config.TileRows()) * CeilDivide(p.n, config.columns);
-}
-JAXSPARSE_INLINE int64_t PackedCountsBytes(const PackedProblem& p) {
-  constexpr PackedMmaConfig kSmallest{.columns = 8, .warps = 2};
-  return p.parts > 1 ? CeilDivide(PackedTiles(p, kSmallest), 4) * 16 : 0;
-}
-JAXSPARSE_INLINE int64_t PackedSumsBytes(const PackedProblem& p, const PackedMmaConfig& config) {
-  if (p.parts == 1) return 0;
-  return PackedTiles(p, config) * p.parts * config.TileRows() * config.columns * 4;
-}
 
 }  // namespace jaxsparse

@@ -1,16 +1,17 @@
 // The sums of a warp, 16 rows of a tile of columns as mma.m16n8k16 assigns them, and how they
-// become the result: those of several parts by way of the workspace.
+// become the result: those of several parts by way of the workspace, or of a cluster's shared
+// memory.
 #pragma once
 
 #include "cuda/activation.cuh"
 #include "cuda/vector_access.cuh"
-#include "packed/kernels/packed_mma.h"
+#include "packed/kernels/packed_parts.h"
 
 namespace jaxsparse {
 
 // A tile of the result whose parts several blocks have. Each leaves its sums; the one that comes
 // last adds up all of them in the order of parts, so that results repeat and no block waits.
-template <PackedMmaConfig kConfig>
+template <auto kConfig>
 class PackedParts {
   static constexpr int kTiles = kConfig.columns / 8;
   using Sums = Vector<float, 4>;
@@ -30,9 +31,10 @@ class PackedParts {
   __device__ __forceinline__ void Leave(int64_t part, const float (&sums)[kTiles][4]) const {
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
-      Sums& to = sums_[part * kOfBlock + t * kConfig.warps * kWarp];
+      Sums own;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) to.elements[i] = sums[t][i];
+      for (int i = 0; i < 4; ++i) own.elements[i] = sums[t][i];
+      sums_[part * kOfBlock + t * kConfig.warps * kWarp] = own;
     }
   }
   // Whether all have left theirs, by one thread, behind what the block wrote.
@@ -50,7 +52,7 @@ class PackedParts {
     for (int64_t part = 0; part < parts_; ++part) {
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
-        const Sums& from = sums_[part * kOfBlock + t * kConfig.warps * kWarp];
+        const Sums from = sums_[part * kOfBlock + t * kConfig.warps * kWarp];
 #pragma unroll
         for (int i = 0; i < 4; ++i) sums[t][i] += from.elements[i];
       }
@@ -58,8 +60,65 @@ class PackedParts {
   }
 };
 
+// Makes sums of a part those of the whole tile, which is true in the block that comes last. All
+// threads call it that have sums, and meet at `barrier`.
+template <auto kConfig>
+__device__ __forceinline__ bool AddParts(const PackedProblem& p, int64_t tile, int64_t part,
+                                         int barrier, bool* is_last,
+                                         float (&sums)[kConfig.columns / 8][4]) {
+  if (p.parts == 1) return true;
+  const PackedParts<kConfig> parts(p, tile);
+  parts.Leave(part, sums);
+  WaitAt<kConfig.warps * kWarp>(barrier);
+  if (threadIdx.x == 0) *is_last = parts.IsLast();
+  WaitAt<kConfig.warps * kWarp>(barrier);
+  if (!*is_last) return false;
+  parts.AddUp(sums);
+  return true;
+}
+
+// The same where the blocks of all parts are a cluster, of which each adds up those of some warps,
+// in the order of parts: true for these. The cluster meets once meanwhile. `space`: 512 bytes of
+// shared memory for each 8 columns, the warp's own; other blocks read it until the cluster has met
+// once more.
+template <int kTiles>
+__device__ __forceinline__ bool AddPartsOfCluster(int parts, int part, int warp, uint32_t space,
+                                                  float (&sums)[kTiles][4]) {
+  constexpr int kAtOnce = kTiles < 4 ? kTiles : 4;  // as many as registers have room for
+  space += threadIdx.x % kWarp * 16;
+#pragma unroll
+  for (int t = 0; t < kTiles; ++t) {
+    StoreShared(space + t * kWarp * 16, {__float_as_uint(sums[t][0]), __float_as_uint(sums[t][1]),
+                                         __float_as_uint(sums[t][2]), __float_as_uint(sums[t][3])});
+  }
+  __syncwarp();
+  ClusterBarrier();
+  if (warp % parts != part) return false;
+#pragma unroll
+  for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums[t][i] = 0;
+  }
+#pragma unroll 1
+  for (int rank = 0; rank < parts; ++rank) {
+    const uint32_t from = AddressOfRank(space, rank);
+#pragma unroll
+    for (int first = 0; first < kTiles; first += kAtOnce) {
+      uint32_t words[kAtOnce][4];
+#pragma unroll
+      for (int t = 0; t < kAtOnce; ++t) LoadOfRank(from + (first + t) * kWarp * 16, words[t]);
+#pragma unroll
+      for (int t = 0; t < kAtOnce; ++t) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sums[first + t][i] += __uint_as_float(words[t][i]);
+      }
+    }
+  }
+  return true;
+}
+
 // Writes a warp's sums, of columns from `first_column` on.
-template <typename T, typename Out, PackedMmaConfig kConfig>
+template <typename T, typename Out, auto kConfig>
 __device__ __forceinline__ void WriteSums(const PackedProblem& p, int64_t strip,
                                           int64_t first_column,
                                           const float (&sums)[kConfig.columns / 8][4]) {

@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(kConfig.warps* kWarp)
   const int64_t first_column = number % p.parts * piece.panel_count * kPackedPanelColumns;
 
   const uint32_t shared = AddressOfShared(unpack_stages);
-  const uint32_t ring = shared + warp * PackedRingBytes(kCell);
+  const uint32_t ring = shared + warp * PackedRingBytes();
   const uint32_t tile = shared + kConfig.PanelsAt() + warp * kConfig.PanelBytes();
   PackedArrivals<kCell, kConfig.bulk> arrivals(
       piece, ring, shared + kConfig.MasksAt() + warp * kStages * PackedMasksBytes(kCell),
@@ -48,10 +48,10 @@ __global__ void __launch_bounds__(kConfig.warps* kWarp)
 #pragma unroll 1
     for (int step = 0; step < kSteps; ++step) {
       const uint32_t mask = arrivals.Mask(stage, step);
-      streams.Wrap();
 #pragma unroll
       for (int f = 0; f < kFragments; ++f) {
         uint32_t a[4];
+        if (f % 4 == 0) streams.Wrap();
         streams.Fragment(mask, f, a);
 #pragma unroll
         for (int q = 0; q < 4; ++q) {
@@ -63,14 +63,18 @@ __global__ void __launch_bounds__(kConfig.warps* kWarp)
     }
     streams.PadTo(rows.y);
     __syncwarp();
+    // Lanes have a vector each, of as many rows as they are for.
+    constexpr int kAcross = kPackedPanelColumns / kVector;
+    const int across = lane % kAcross * kVector;
     const int64_t column =
-        first_column + static_cast<int64_t>(panel) * kPackedPanelColumns + lane * kVector;
+        first_column + static_cast<int64_t>(panel) * kPackedPanelColumns + across;
 #pragma unroll 1
-    for (int r = 0; r < kPackedStripRows; ++r) {
+    for (int first = 0; first < kPackedStripRows; first += kWarp / kAcross) {
+      const int r = first + lane / kAcross;
       const int64_t row = __shfl_sync(kAllLanes, row_of_lane, r);
       if (row < 0 || column >= p.k) continue;
       uint32_t words[4];
-      LoadShared(tile + r * kLine + lane * 16, words);
+      LoadShared(tile + r * kLine + across * 2, words);
       uint16_t* out = static_cast<uint16_t*>(p.out.data) + row * p.k + column;
       if (wide) {
         *reinterpret_cast<Words4*>(out) = {words[0], words[1], words[2], words[3]};

@@ -15,7 +15,7 @@ struct PackedUnpackConfig {
   static constexpr int kLineBytes = 2 * kPackedPanelColumns + 16;
 
   // Of shared memory, in bytes: rings, masks and a panel of each warp's strip, barriers.
-  constexpr int MasksAt() const { return warps * PackedRingBytes(cell); }
+  constexpr int MasksAt() const { return warps * PackedRingBytes(); }
   constexpr int PanelsAt() const { return MasksAt() + warps * kStages * PackedMasksBytes(cell); }
   constexpr int PanelBytes() const { return kPackedStripRows * kLineBytes; }
   constexpr int BarriersAt() const { return PanelsAt() + warps * PanelBytes(); }

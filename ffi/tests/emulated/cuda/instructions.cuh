@@ -257,12 +257,23 @@ inline void FenceInitsOfBarriers() {}
 inline uint32_t AddressOfRank(uint32_t address, uint32_t rank) {
   return (address & ((1u << kOffsetBits) - 1)) | (rank + 1) << kOffsetBits;
 }
+// Where it lies in the own block, by its signed offset.
+inline char* OwnPlaceOf(uint32_t address) {
+  constexpr int kUnused = 32 - kOffsetBits;
+  return StartOfShared() + (static_cast<int32_t>(address << kUnused) >> kUnused);
+}
+inline void LoadOfRank(uint32_t from, uint32_t (&to)[4]) {
+  char* own = OwnPlaceOf(from);
+  if (reinterpret_cast<uintptr_t>(own) % sizeof(to) != 0) {
+    emulated::Block::Fail("misaligned load from a block of the cluster");
+  }
+  const uint32_t rank = (from >> kOffsetBits) - 1;
+  const char* there = emulated::ConcurrentBlocks::current->OfRank(rank, own, sizeof(to));
+  std::memcpy(to, there, sizeof(to));
+}
 template <int kWords>
 void StoreAsync(uint32_t to, const uint32_t (&x)[kWords], uint32_t barrier) {
-  const auto own = [](uint32_t address) {  // where it lies in the own block, by its signed offset
-    constexpr int kUnused = 32 - kOffsetBits;
-    return StartOfShared() + (static_cast<int32_t>(address << kUnused) >> kUnused);
-  };
+  const auto own = OwnPlaceOf;
   const uint32_t rank = (to >> kOffsetBits) - 1;
   if (rank != (barrier >> kOffsetBits) - 1) emulated::Block::Fail("a barrier of another block");
   if (reinterpret_cast<uintptr_t>(own(to)) % sizeof(x) != 0) {

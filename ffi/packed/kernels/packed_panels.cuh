@@ -1,0 +1,107 @@
+// Panels of a tile of columns of x in shared memory, as tensor cores of
+// warpgroups read them.
+//
+// x on the left has lines of 64 numbers for each column, those of each 64 one block behind the
+// other; else a panel's rows are lines of 64 columns, or of as many as there are.
+#pragma once
+
+#include "cuda/tensor_cores.cuh"
+#include "cuda/warpgroup_instructions.cuh"
+#include "packed/kernels/packed_wgmma.h"
+
+namespace jaxsparse {
+
+template <typename T, PackedWgmmaConfig kConfig>
+class PackedPanelsOfX {
+  static constexpr bool kLeft = kConfig.x_on_left;
+  static constexpr int kVector = 8, kColumns = kConfig.columns, kRows = kPackedPanelColumns;
+  static constexpr int kWidth = kLeft || kColumns > 64 ? 64 : kColumns;  // of a line
+  static constexpr int kLines = kLeft ? kColumns : kRows;
+  using Block = SwizzledTile<kLines, kWidth>;
+  // Vectors that lanes copy at once: those of a line's panel, or of rows.
+  static constexpr int kAcross = (kLeft ? kRows : kColumns) / kVector;
+  static constexpr int kDown = kWarp / kAcross;
+  static_assert(kAcross * kVector / kWidth * Block::kBytes == kConfig.XBytes());
+
+  const PackedProblem& p_;
+  int64_t first_row_, first_column_;  // of x
+  uint32_t panels_;                   // the address of the first stage
+
+  __device__ __forceinline__ static uint32_t PlaceOf(int line, int at) {
+    return at / kWidth * Block::kBytes + Block::At(line, at % kWidth);
+  }
+
+ public:
+  __device__ PackedPanelsOfX(const PackedProblem& p, int64_t first_row, int64_t first_column,
+                             uint32_t panels)
+      : p_(p), first_row_(first_row), first_column_(first_column), panels_(panels) {}
+
+  // Begins to copy one, by a warp; places that x does not have are 0.
+  __device__ __forceinline__ void Copy(uint32_t panel, int stage) const {
+    const int lane = threadIdx.x % kWarp, across = lane % kAcross * kVector;
+    const int64_t pitch = kLeft ? p_.k : p_.n, row = first_row_ + int64_t{panel} * kRows;
+    const int64_t rows = p_.k - row, columns = p_.n - first_column_;
+    const int64_t lines = kLeft ? columns : rows, width = kLeft ? rows : columns;
+    const T* from = static_cast<const T*>(p_.x.data) +
+                    (kLeft ? first_column_ * pitch + row : row * pitch + first_column_) +
+                    lane / kAcross * pitch + across;
+    const uint32_t to = panels_ + stage * kConfig.XBytes();
+    if (pitch % kVector == 0 && IsAligned<Words4>(p_.x.data)) {
+#pragma unroll 8
+      for (int line = lane / kAcross; line < kLines; line += kDown) {
+        AsyncCopyOrZero(to + PlaceOf(line, across), from, line < lines && across < width);
+        from += kDown * pitch;
+      }
+    } else {
+#pragma unroll 1
+      for (int line = lane / kAcross; line < kLines; line += kDown) {
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) {
+          const bool exists = line < lines && across + e < width;
+          SharedAt<T>(to + PlaceOf(line, across) + e * sizeof(T)) = exists ? from[e] : T{};
+        }
+        from += kDown * pitch;
+      }
+    }
+    CommitCopies();
+  }
+  // Waits until all panels are there that the warp has begun to copy, but the latest ones, and
+  // tensor cores may read them.
+  template <int kPending>
+  __device__ __forceinline__ static void Await() {
+    WaitForCopyGroups<kPending>();
+    FenceShared();
+    __syncwarp();
+  }
+
+  // d += a x, by a warpgroup: 16 rows of x from `row` of a stage on.
+  template <int kCount>
+  __device__ __forceinline__ void MultiplyAdd(float (&d)[kCount], const uint32_t (&a)[4], int stage,
+                                              int row) const {
+    Multiply(T(), d, a, Matrix(stage, row));
+  }
+
+ private:
+  template <int kCount>
+  __device__ __forceinline__ static void Multiply(bfloat16, float (&d)[kCount],
+                                                  const uint32_t (&a)[4], uint64_t x) {
+    MultiplyAddBfloats<!kLeft>(d, a, x);
+  }
+  template <int kCount>
+  __device__ __forceinline__ static void Multiply(float16, float (&d)[kCount],
+                                                  const uint32_t (&a)[4], uint64_t x) {
+    MultiplyAddHalves<!kLeft>(d, a, x);
+  }
+  __device__ __forceinline__ uint64_t Matrix(int stage, int row) const {
+    constexpr int kEightLinesOfOneChunk = 128;
+    const uint32_t first = panels_ + stage * kConfig.XBytes();
+    if constexpr (kLeft) return Behind(SharedMatrix<kWidth>(first), PlaceOf(0, row));
+    uint64_t matrix;
+    if constexpr (kColumns > kWidth) matrix = SharedMatrixOfBlocks(first, Block::kBytes);
+    else if constexpr (kWidth > 8) matrix = SharedMatrix<kWidth>(first);
+    else matrix = SharedMatrixOfChunks(first, kEightLinesOfOneChunk);
+    return Behind(matrix, PlaceOf(row, 0));
+  }
+};
+
+}  // namespace jaxsparse

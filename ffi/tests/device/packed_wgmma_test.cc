@@ -1,0 +1,45 @@
+// Products by packed matrices on tensor cores of warpgroups of an emulated GPU.
+#define EMULATED_CONCURRENT_BLOCKS
+#include "packed/kernels/packed_wgmma.cu"
+
+#include "device/packed_operands.h"
+
+namespace jaxsparse {
+
+alignas(1024) __shared__ unsigned char packed_shared[232448];
+
+namespace {
+
+template <typename T, typename Out, PackedWgmmaConfig kWgmma>
+struct Wgmma {
+  static constexpr PackedWgmmaConfig kConfig = kWgmma;
+
+  static void Run(const PackedProblem& p, bool backwards) {
+    const int64_t tiles = PackedTiles(p, kWgmma.TileRows(), kWgmma.columns);
+    emulated::Launch({.blocks = static_cast<int>(tiles * p.parts),
+                      .threads = kWgmma.Threads(),
+                      .cluster = static_cast<int>(p.parts),
+                      .backwards = backwards},
+                     {reinterpret_cast<char*>(packed_shared), sizeof(packed_shared)},
+                     kWgmma.SharedBytes(), [&] { PackedWgmma<T, Out, kWgmma>(p); });
+  }
+};
+
+template <typename T, typename Out, PackedWgmmaConfig kWgmma>
+void TestWgmma() {
+  TestSizes<T, Out, Wgmma<T, Out, kWgmma>>();
+}
+
+}  // namespace
+}  // namespace jaxsparse
+
+int main() {
+  using namespace jaxsparse;
+  TestWgmma<bfloat16, float, {.cell = 1, .columns = 8}>();
+  TestWgmma<float16, float16, {.cell = 2, .columns = 8, .x_on_left = true}>();
+  TestWgmma<bfloat16, bfloat16, {.cell = 2, .columns = 16, .warps = 8}>();
+  TestWgmma<float16, float, {.cell = 2, .columns = 64, .x_on_left = true}>();
+  TestWgmma<bfloat16, float, {.cell = 1, .columns = 32}>();
+  TestWgmma<float16, float, {.cell = 1, .columns = 128, .warps = 8}>();
+  std::puts("all results agree");
+}
