@@ -43,7 +43,11 @@ struct Convolution {
     p.out_dtype = DTypeOf(out_dtype);
     if ((p.rows - 1) * p.stride >= p.height + p.above ||
         (p.columns - 1) * p.stride >= p.width + p.left) {
-      call.Fail("windows of y must begin in front of the end of x");
+      const auto text = [](int64_t n, int64_t m) {
+        return std::to_string(n) + " x " + std::to_string(m);
+      };
+      call.Fail("y must have no windows behind images of " + text(p.height, p.width) + ", got " +
+                text(p.rows, p.columns));
     }
   }
 };

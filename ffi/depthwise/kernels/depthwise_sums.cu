@@ -7,7 +7,7 @@ namespace jaxsparse {
 
 // sums[channel][slice][tap], channels of all batch entries.
 template <typename T, DepthwiseSumsConfig kConfig>
-__global__ void __launch_bounds__(kDepthwiseSumThreads)
+__global__ void __launch_bounds__(kDepthwiseSumThreads, 3)
     DepthwiseSlicesOfSums(const __grid_constant__ DepthwiseProblem p) {
   constexpr int kStride = kConfig.stride, kRows = DepthwiseSumRows(kStride), kSums = kTaps * kTaps;
   constexpr int kWarps = kDepthwiseSumThreads / kWarp;
