@@ -1,5 +1,5 @@
 // The product by a packed matrix (packed/problem.h) on tensor cores of warpgroups. A block makes a
-// tile of the result, or one of the parts of its columns: a strip for each of 8 or 16 warps, which
+// tile of the result, or one of the parts of its columns: a strip for each of eight warps, which
 // walk through its piece and make fragments of the matrix in registers, so that it is never written
 // out. Tensor cores of each four of them multiply these by x in shared memory, while the next
 // fragments are made. Other warps bring words, masks and x there, so that those that multiply
