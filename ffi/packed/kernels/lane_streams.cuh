@@ -231,35 +231,33 @@ struct LaneStreams;
 
 template <int kRingRows>
 struct LaneStreams<1, kRingRows> {
-  uint32_t begin;                        // of the ring, for the lane
-  PackedPlace<kRingRows> first, second;  // places of words, whose upper half is the second one's
+  uint32_t begin;  // of the ring, for the lane
+  PackedPlace<kRingRows> first, second;
 
   __device__ explicit LaneStreams(uint32_t ring)
-      : begin(ring + threadIdx.x % kWarp * 4), first{begin}, second{begin} {}
+      : begin(ring + threadIdx.x % kWarp * 4), first{begin}, second{begin + 2} {}
 
   __device__ __forceinline__ void Wrap() {
     first.Wrap(begin);
-    second.Wrap(begin);
+    second.Wrap(begin + 2);
   }
   __device__ __forceinline__ void PadTo(uint32_t rows) {
     first.PadTo(rows, begin);
-    second.PadTo(rows, begin);
+    second.PadTo(rows, begin + 2);
   }
 
   // Fragment `f` of a step, as mma.m16n8k16 takes it: a word is 128 bytes, and byte 2 j + e of
   // `stored` is 1 if number e of pair j is stored. A number that is not takes bytes that are 0, of
   // those that follow what is loaded.
   __device__ __forceinline__ void Fragment(uint32_t mask, int f, uint32_t (&a)[4]) {
-    constexpr uint32_t kUpper = 2;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const uint32_t stored = mask >> (2 * f + half) & 0x01010101u;
       const uint32_t places = 0x76327632u - 0x22u * stored;
       const uint32_t x0 = SharedAt<const uint16_t>(first.at);
-      const uint32_t y0 = SharedAt<const uint16_t>(second.at + kUpper);
+      const uint32_t y0 = SharedAt<const uint16_t>(second.at);
       const uint32_t x1 = SharedAt<const uint16_t>(AddProductsOfBytes(stored, 0x80u, first.at));
-      const uint32_t y1 =
-          SharedAt<const uint16_t>(AddProductsOfBytes(stored, 0x8000u, second.at) + kUpper);
+      const uint32_t y1 = SharedAt<const uint16_t>(AddProductsOfBytes(stored, 0x8000u, second.at));
       first.at = AddProductsOfBytes(stored, 0x00800080u, first.at);
       second.at = AddProductsOfBytes(stored, 0x80008000u, second.at);
       a[2 * half] = PickBytes(x0, y0, places);

@@ -1,4 +1,4 @@
-// Panels of a tile of columns of x in shared memory, as tensor cores of
+// Panels of a tile of columns of x in shared memory, or halves of panels, as tensor cores of
 // warpgroups read them.
 //
 // x on the left has lines of 64 numbers for each column, those of each 64 one block behind the
@@ -14,7 +14,7 @@ namespace jaxsparse {
 template <typename T, PackedWgmmaConfig kConfig>
 class PackedPanelsOfX {
   static constexpr bool kLeft = kConfig.x_on_left;
-  static constexpr int kVector = 8, kColumns = kConfig.columns, kRows = kPackedPanelColumns;
+  static constexpr int kVector = 8, kColumns = kConfig.columns, kRows = kConfig.XRows();
   static constexpr int kWidth = kLeft || kColumns > 64 ? 64 : kColumns;  // of a line
   static constexpr int kLines = kLeft ? kColumns : kRows;
   using Block = SwizzledTile<kLines, kWidth>;

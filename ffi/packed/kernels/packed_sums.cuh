@@ -84,7 +84,7 @@ __device__ __forceinline__ bool AddParts(const PackedProblem& p, int64_t tile, i
 template <int kTiles>
 __device__ __forceinline__ bool AddPartsOfCluster(int parts, int part, int warp, uint32_t space,
                                                   float (&sums)[kTiles][4]) {
-  constexpr int kAtOnce = kTiles < 4 ? kTiles : 4;  // as many as registers have room for
+  constexpr int kAtOnce = kTiles < 8 ? kTiles : 8;  // as many as registers have room for
   space += threadIdx.x % kWarp * 16;
 #pragma unroll
   for (int t = 0; t < kTiles; ++t) {

@@ -17,10 +17,6 @@ PackedWgmmaConfig ConfigOf(const PackedProblem& p) {
   config.cell = p.cell;
   config.x_on_left = p.x_on_left;
   while (config.columns < kWidestTile && config.columns < p.n) config.columns *= 2;
-  // Blocks of many warps, but for more sums there are no registers, and no multiprocessor is to be
-  // idle where blocks of few could keep it busy.
-  const auto blocks = [&] { return PackedTiles(p, config.TileRows(), config.columns) * p.parts; };
-  if (config.columns > 32 * p.cell || 2 * blocks() <= p.gpu.multiprocessors) config.warps = 8;
   return config;
 }
 
@@ -30,10 +26,9 @@ KernelSource Source(const PackedProblem& p) {
           KernelExpression(
               "PackedWgmma",
               {TypeName(p.dtype), TypeName(p.out_dtype),
-               ConfigExpression(
-                   "PackedWgmmaConfig",
-                   {Field("cell", config.cell), Field("columns", config.columns),
-                    Field("warps", config.warps), Field("x_on_left", config.x_on_left)})})};
+               ConfigExpression("PackedWgmmaConfig",
+                                {Field("cell", config.cell), Field("columns", config.columns),
+                                 Field("x_on_left", config.x_on_left)})})};
 }
 
 LaunchShape Shape(const PackedProblem& p) {

@@ -37,7 +37,7 @@ class PackedXStages {
   }
 };
 
-// A warp that copies panels of x, every one of kXProducers, some at once.
+// A warp that copies panels of x or halves of these, every one of kXProducers, some at once.
 template <typename T, PackedWgmmaConfig kConfig>
 __device__ __forceinline__ void ProduceX(const PackedPanelsOfX<T, kConfig>& x,
                                          const PackedXStages<kConfig>& stages, uint32_t first,
@@ -65,8 +65,8 @@ __device__ __forceinline__ void SumPiece(const PackedPanelsOfX<T, kConfig>& x,
                                          const PackedTurns<kConfig>& turns, int warp,
                                          uint32_t panels, float (&sums)[kConfig.columns / 8][4]) {
   constexpr int kSums = kConfig.columns / 2;
-  constexpr int kFragments = kConfig.Fragments(), kOfPanel = kPackedPanelColumns / 16;
-  constexpr int kOfStep = 4 * kConfig.cell, kOfWrap = 4;
+  constexpr int kQuarters = 4, kFragments = 4;  // of a panel, and of a quarter
+  constexpr int kQuartersOfX = kQuarters * kConfig.XRows() / kPackedPanelColumns;
   PackedTurnsConsumer<kConfig> words(turns, warp, panels);
   LaneStreams<kConfig.cell, kConfig.RingRows()> streams(turns.Ring(warp));
   float of_panel[kSums] = {};
@@ -84,26 +84,27 @@ __device__ __forceinline__ void SumPiece(const PackedPanelsOfX<T, kConfig>& x,
     uint32_t a[2][kFragments][4];  // one is made while tensor cores read the other
     uint32_t mask = 0;
 #pragma unroll
-    for (int first = 0; first < kOfPanel; first += kFragments) {
-      uint32_t (&made)[kFragments][4] = a[first / kFragments % 2];
-      if (first % kOfStep == 0) mask = words.Mask(first / kOfStep);
-      if (first % kOfWrap == 0) streams.Wrap();
+    for (int quarter = 0; quarter < kQuarters; ++quarter) {
+      if (quarter % kConfig.cell == 0) mask = words.Mask(quarter / kConfig.cell);
+      streams.Wrap();
 #pragma unroll
       for (int f = 0; f < kFragments; ++f) {
-        streams.Fragment(mask, (first + f) % kOfStep, made[f]);
+        streams.Fragment(mask, quarter % kConfig.cell * kFragments + f, a[quarter % 2][f]);
       }
       WaitForGroups<0>();
       KeepInRegisters(of_panel);
-      if (first == 0) {
-        add_panel();
-        if (panel > 0 && threadIdx.x % kWarp == 0) x_stages.StageOf(panel - 1).Emptied();
-        x_stages.StageOf(panel).WaitUntilFull();
+      const uint32_t number = panel * (kQuarters / kQuartersOfX) + quarter / kQuartersOfX;  // of x
+      if (quarter % kQuartersOfX == 0) {
+        if (quarter == 0) add_panel();
+        if (number > 0 && threadIdx.x % kWarp == 0) x_stages.StageOf(number - 1).Emptied();
+        x_stages.StageOf(number).WaitUntilFull();
         KeepInRegisters(of_panel);
       }
       FenceProducts();
 #pragma unroll
       for (int f = 0; f < kFragments; ++f) {
-        x.MultiplyAdd(of_panel, made[f], panel % kConfig.Stages(), (first + f) * 16);
+        x.MultiplyAdd(of_panel, a[quarter % 2][f], number % kConfig.Stages(),
+                      (quarter % kQuartersOfX * kFragments + f) * 16);
       }
       CommitProducts();
     }
@@ -121,10 +122,6 @@ template <typename T, typename Out, PackedWgmmaConfig kConfig>
 __global__ void __launch_bounds__(kConfig.Threads(), 1)
     PackedWgmma(const __grid_constant__ PackedProblem p) {
   constexpr int kWarps = kConfig.warps, kWordProducers = kConfig.kWordProducers;
-  constexpr int kCopying = kWordProducers + kConfig.kXProducers;
-  static_assert(!kConfig.SharesRegisters() ||
-                kWarps * kConfig.kConsumerRegisters + kCopying * kConfig.kProducerRegisters ==
-                    (kWarps + kCopying) * kConfig.kRegisters);
   extern __shared__ __align__(1024) unsigned char packed_shared[];
   const int warp = WarpOfBlock();
   const int64_t across = CeilDivide(p.n, kConfig.columns);
@@ -156,7 +153,8 @@ __global__ void __launch_bounds__(kConfig.Threads(), 1)
       const int first = (warp - kWarps) * kWarps / kWordProducers;
       Producer(turns, first, piece_of(first_strip + Producer::StripOfLane(first))).Run();
     } else {
-      ProduceX(x, x_stages, warp - kWarps - kWordProducers, panels);
+      const uint32_t numbers = panels * (kPackedPanelColumns / kConfig.XRows());
+      ProduceX(x, x_stages, warp - kWarps - kWordProducers, numbers);
     }
     __syncwarp();
     if (p.parts > 1) {
