@@ -6,6 +6,8 @@
 
 namespace jaxsparse {
 
+constexpr int kWidestPackedTile = 64;  // columns
+
 inline bool FitsPacked(const PackedProblem& p) {
   constexpr int64_t kMost = int64_t{1} << 30;
   return p.k < kMost && p.n < kMost && p.m < kMost;

@@ -8,7 +8,6 @@
 namespace jaxsparse {
 namespace {
 
-constexpr int kWidestTile = 64;
 constexpr int kStaticBytes = 16;  // of shared memory, beside what the configuration asks for
 
 // As many columns as there are, and as many warps and stages as shared memory has room for; without
@@ -18,7 +17,7 @@ PackedMmaConfig ConfigOf(const PackedProblem& p) {
   config.cell = p.cell;
   config.x_on_left = p.x_on_left;
   config.bulk = p.gpu.compute_capability >= 90;
-  while (config.columns < kWidestTile && config.columns < p.n) config.columns *= 2;
+  while (config.columns < kWidestPackedTile && config.columns < p.n) config.columns *= 2;
   for (; config.columns >= 8; config.columns /= 2) {
     for (config.warps = 8; config.warps >= 2; config.warps /= 2) {
       for (config.stages = 3; config.stages >= 2; --config.stages) {
@@ -62,7 +61,7 @@ constexpr CudaKernel<PackedProblem> kPrologue{
 // Whichever tiles there will be: the last of them may be nearly empty.
 int64_t WorkspaceBytes(const PackedProblem& p, bool) {
   constexpr int kMostRows = 8 * kPackedStripRows;
-  return PackedWorkspaceBytes(p, kMostRows, kWidestTile);
+  return PackedWorkspaceBytes(p, kMostRows, kWidestPackedTile);
 }
 
 bool Fits(const PackedProblem& p) {

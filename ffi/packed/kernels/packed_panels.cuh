@@ -1,8 +1,7 @@
-// Panels of a tile of columns of x in shared memory, or halves of panels, as tensor cores of
-// warpgroups read them.
+// Panels of a tile of columns of x in shared memory, as tensor cores of warpgroups read them.
 //
 // x on the left has lines of 64 numbers for each column, those of each 64 one block behind the
-// other; else a panel's rows are lines of 64 columns, or of as many as there are.
+// other; else a panel's rows are lines of up to 64 columns.
 #pragma once
 
 #include "cuda/tensor_cores.cuh"
@@ -14,14 +13,15 @@ namespace jaxsparse {
 template <typename T, PackedWgmmaConfig kConfig>
 class PackedPanelsOfX {
   static constexpr bool kLeft = kConfig.x_on_left;
-  static constexpr int kVector = 8, kColumns = kConfig.columns, kRows = kConfig.XRows();
-  static constexpr int kWidth = kLeft || kColumns > 64 ? 64 : kColumns;  // of a line
-  static constexpr int kLines = kLeft ? kColumns : kRows;
+  static constexpr int kVector = 8, kColumns = kConfig.columns, kPanel = kPackedPanelColumns;
+  static constexpr int kWidth = kLeft ? 64 : kColumns;  // of a line
+  static constexpr int kLines = kLeft ? kColumns : kPanel;
   using Block = SwizzledTile<kLines, kWidth>;
   // Vectors that lanes copy at once: those of a line's panel, or of rows.
-  static constexpr int kAcross = (kLeft ? kRows : kColumns) / kVector;
+  static constexpr int kAcross = kLeft ? kPanel / kVector : kColumns / kVector;
   static constexpr int kDown = kWarp / kAcross;
-  static_assert(kAcross * kVector / kWidth * Block::kBytes == kConfig.XBytes());
+  static_assert(kColumns <= 64 &&
+                Block::kBytes * (kLeft ? kPanel / kWidth : 1) == kConfig.PanelBytes());
 
   const PackedProblem& p_;
   int64_t first_row_, first_column_;  // of x
@@ -39,13 +39,13 @@ class PackedPanelsOfX {
   // Begins to copy one, by a warp; places that x does not have are 0.
   __device__ __forceinline__ void Copy(uint32_t panel, int stage) const {
     const int lane = threadIdx.x % kWarp, across = lane % kAcross * kVector;
-    const int64_t pitch = kLeft ? p_.k : p_.n, row = first_row_ + int64_t{panel} * kRows;
+    const int64_t pitch = kLeft ? p_.k : p_.n, row = first_row_ + int64_t{panel} * kPanel;
     const int64_t rows = p_.k - row, columns = p_.n - first_column_;
     const int64_t lines = kLeft ? columns : rows, width = kLeft ? rows : columns;
     const T* from = static_cast<const T*>(p_.x.data) +
                     (kLeft ? first_column_ * pitch + row : row * pitch + first_column_) +
                     lane / kAcross * pitch + across;
-    const uint32_t to = panels_ + stage * kConfig.XBytes();
+    const uint32_t to = panels_ + stage * kConfig.PanelBytes();
     if (pitch % kVector == 0 && IsAligned<Words4>(p_.x.data)) {
 #pragma unroll 8
       for (int line = lane / kAcross; line < kLines; line += kDown) {
@@ -74,33 +74,13 @@ class PackedPanelsOfX {
     __syncwarp();
   }
 
-  // d += a x, by a warpgroup: 16 rows of x from `row` of a stage on.
-  template <int kCount>
-  __device__ __forceinline__ void MultiplyAdd(float (&d)[kCount], const uint32_t (&a)[4], int stage,
-                                              int row) const {
-    Multiply(T(), d, a, Matrix(stage, row));
-  }
-
- private:
-  template <int kCount>
-  __device__ __forceinline__ static void Multiply(bfloat16, float (&d)[kCount],
-                                                  const uint32_t (&a)[4], uint64_t x) {
-    MultiplyAddBfloats<!kLeft>(d, a, x);
-  }
-  template <int kCount>
-  __device__ __forceinline__ static void Multiply(float16, float (&d)[kCount],
-                                                  const uint32_t (&a)[4], uint64_t x) {
-    MultiplyAddHalves<!kLeft>(d, a, x);
-  }
+  // Of 16 rows of x from the panel's `row` on.
   __device__ __forceinline__ uint64_t Matrix(int stage, int row) const {
+    const uint32_t panel = panels_ + stage * kConfig.PanelBytes();
     constexpr int kEightLinesOfOneChunk = 128;
-    const uint32_t first = panels_ + stage * kConfig.XBytes();
-    if constexpr (kLeft) return Behind(SharedMatrix<kWidth>(first), PlaceOf(0, row));
-    uint64_t matrix;
-    if constexpr (kColumns > kWidth) matrix = SharedMatrixOfBlocks(first, Block::kBytes);
-    else if constexpr (kWidth > 8) matrix = SharedMatrix<kWidth>(first);
-    else matrix = SharedMatrixOfChunks(first, kEightLinesOfOneChunk);
-    return Behind(matrix, PlaceOf(row, 0));
+    if constexpr (kLeft) return Behind(SharedMatrix<kWidth>(panel), PlaceOf(0, row));
+    else if constexpr (kWidth > 8) return Behind(SharedMatrix<kWidth>(panel), PlaceOf(row, 0));
+    else return Behind(SharedMatrixOfChunks(panel, kEightLinesOfOneChunk), PlaceOf(row, 0));
   }
 };
 

@@ -78,22 +78,24 @@ __device__ __forceinline__ bool AddParts(const PackedProblem& p, int64_t tile, i
 }
 
 // The same where the blocks of all parts are a cluster, of which each adds up those of some warps,
-// in the order of parts: true for these. The cluster meets once meanwhile. `space`: 512 bytes of
-// shared memory for each 8 columns, the warp's own; other blocks read it until the cluster has met
-// once more.
+// in the order of parts: true for these. All threads of the blocks call it, those that have no sums
+// with `warp` below 0. `space`: 512 bytes of shared memory for each 8 columns, the warp's own;
+// other blocks read it until the cluster has met once more.
 template <int kTiles>
 __device__ __forceinline__ bool AddPartsOfCluster(int parts, int part, int warp, uint32_t space,
                                                   float (&sums)[kTiles][4]) {
-  constexpr int kAtOnce = kTiles < 8 ? kTiles : 8;  // as many as registers have room for
   space += threadIdx.x % kWarp * 16;
+  if (warp >= 0) {
 #pragma unroll
-  for (int t = 0; t < kTiles; ++t) {
-    StoreShared(space + t * kWarp * 16, {__float_as_uint(sums[t][0]), __float_as_uint(sums[t][1]),
-                                         __float_as_uint(sums[t][2]), __float_as_uint(sums[t][3])});
+    for (int t = 0; t < kTiles; ++t) {
+      StoreShared(space + t * kWarp * 16,
+                  {__float_as_uint(sums[t][0]), __float_as_uint(sums[t][1]),
+                   __float_as_uint(sums[t][2]), __float_as_uint(sums[t][3])});
+    }
   }
   __syncwarp();
   ClusterBarrier();
-  if (warp % parts != part) return false;
+  if (warp < 0 || warp % parts != part) return false;
 #pragma unroll
   for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
@@ -102,16 +104,13 @@ __device__ __forceinline__ bool AddPartsOfCluster(int parts, int part, int warp,
 #pragma unroll 1
   for (int rank = 0; rank < parts; ++rank) {
     const uint32_t from = AddressOfRank(space, rank);
+    uint32_t words[kTiles][4];
 #pragma unroll
-    for (int first = 0; first < kTiles; first += kAtOnce) {
-      uint32_t words[kAtOnce][4];
+    for (int t = 0; t < kTiles; ++t) LoadOfRank(from + t * kWarp * 16, words[t]);
 #pragma unroll
-      for (int t = 0; t < kAtOnce; ++t) LoadOfRank(from + (first + t) * kWarp * 16, words[t]);
+    for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
-      for (int t = 0; t < kAtOnce; ++t) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) sums[first + t][i] += __uint_as_float(words[t][i]);
-      }
+      for (int i = 0; i < 4; ++i) sums[t][i] += __uint_as_float(words[t][i]);
     }
   }
   return true;

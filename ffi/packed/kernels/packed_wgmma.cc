@@ -10,13 +10,11 @@
 namespace jaxsparse {
 namespace {
 
-constexpr int kWidestTile = 128;
-
 PackedWgmmaConfig ConfigOf(const PackedProblem& p) {
   PackedWgmmaConfig config;
   config.cell = p.cell;
   config.x_on_left = p.x_on_left;
-  while (config.columns < kWidestTile && config.columns < p.n) config.columns *= 2;
+  while (config.columns < kWidestPackedTile && config.columns < p.n) config.columns *= 2;
   return config;
 }
 

@@ -37,7 +37,7 @@ class PackedXStages {
   }
 };
 
-// A warp that copies panels of x or halves of these, every one of kXProducers, some at once.
+// A warp that copies panels of x, every one of kXProducers, of which some are under way at once.
 template <typename T, PackedWgmmaConfig kConfig>
 __device__ __forceinline__ void ProduceX(const PackedPanelsOfX<T, kConfig>& x,
                                          const PackedXStages<kConfig>& stages, uint32_t first,
@@ -66,7 +66,6 @@ __device__ __forceinline__ void SumPiece(const PackedPanelsOfX<T, kConfig>& x,
                                          uint32_t panels, float (&sums)[kConfig.columns / 8][4]) {
   constexpr int kSums = kConfig.columns / 2;
   constexpr int kQuarters = 4, kFragments = 4;  // of a panel, and of a quarter
-  constexpr int kQuartersOfX = kQuarters * kConfig.XRows() / kPackedPanelColumns;
   PackedTurnsConsumer<kConfig> words(turns, warp, panels);
   LaneStreams<kConfig.cell, kConfig.RingRows()> streams(turns.Ring(warp));
   float of_panel[kSums] = {};
@@ -81,6 +80,7 @@ __device__ __forceinline__ void SumPiece(const PackedPanelsOfX<T, kConfig>& x,
 #pragma unroll 1
   for (uint32_t panel = 0; panel < panels; ++panel) {
     const uint32_t needed = words.Enter();
+    const int stage = panel % kConfig.Stages();
     uint32_t a[2][kFragments][4];  // one is made while tensor cores read the other
     uint32_t mask = 0;
 #pragma unroll
@@ -93,18 +93,17 @@ __device__ __forceinline__ void SumPiece(const PackedPanelsOfX<T, kConfig>& x,
       }
       WaitForGroups<0>();
       KeepInRegisters(of_panel);
-      const uint32_t number = panel * (kQuarters / kQuartersOfX) + quarter / kQuartersOfX;  // of x
-      if (quarter % kQuartersOfX == 0) {
-        if (quarter == 0) add_panel();
-        if (number > 0 && threadIdx.x % kWarp == 0) x_stages.StageOf(number - 1).Emptied();
-        x_stages.StageOf(number).WaitUntilFull();
+      if (quarter == 0) {
+        add_panel();
+        if (panel > 0 && threadIdx.x % kWarp == 0) x_stages.StageOf(panel - 1).Emptied();
+        x_stages.StageOf(panel).WaitUntilFull();
         KeepInRegisters(of_panel);
       }
       FenceProducts();
 #pragma unroll
       for (int f = 0; f < kFragments; ++f) {
-        x.MultiplyAdd(of_panel, a[quarter % 2][f], number % kConfig.Stages(),
-                      (quarter % kQuartersOfX * kFragments + f) * 16);
+        MultiplyAdd<!kConfig.x_on_left>(T(), of_panel, a[quarter % 2][f],
+                                        x.Matrix(stage, (quarter * kFragments + f) * 16));
       }
       CommitProducts();
     }
@@ -132,7 +131,7 @@ __global__ void __launch_bounds__(kConfig.Threads(), 1)
   const PackedTurns<kConfig> turns(packed_shared);
   const PackedXStages<kConfig> x_stages(packed_shared);
   const PackedPanelsOfX<T, kConfig> x(p, part * panels * kPackedPanelColumns, first_column,
-                                      AddressOfShared(packed_shared) + kConfig.XAt());
+                                      AddressOfShared(packed_shared) + kConfig.PanelsAt());
   const auto piece_of = [&](int64_t strip) {
     const bool exists = strip < PackedStrips(p);
     PackedPiece piece(p, exists ? strip * p.parts + part : part);
@@ -146,36 +145,25 @@ __global__ void __launch_bounds__(kConfig.Threads(), 1)
   }
   __syncthreads();
 
-  if (warp >= kWarps) {
-    if constexpr (kConfig.SharesRegisters()) GiveUpRegisters<kConfig.kProducerRegisters>();
-    if (warp < kWarps + kWordProducers) {
-      using Producer = PackedWordProducer<kConfig>;
-      const int first = (warp - kWarps) * kWarps / kWordProducers;
-      Producer(turns, first, piece_of(first_strip + Producer::StripOfLane(first))).Run();
-    } else {
-      const uint32_t numbers = panels * (kPackedPanelColumns / kConfig.XRows());
-      ProduceX(x, x_stages, warp - kWarps - kWordProducers, numbers);
-    }
-    __syncwarp();
-    if (p.parts > 1) {
-      ClusterBarrier();
-      ClusterBarrier();
-    }
-    return;
-  }
-
-  if constexpr (kConfig.SharesRegisters()) TakeRegisters<kConfig.kConsumerRegisters>();
   const int64_t strip = first_strip + warp;
-  const bool exists = strip < PackedStrips(p);
+  const bool multiplies = warp < kWarps, exists = multiplies && strip < PackedStrips(p);
   float sums[kConfig.columns / 8][4] = {};
-  SumPiece<T>(x, x_stages, turns, warp, panels, sums);
-  if (exists) {
-    MakeExact<T, kConfig.cell>(p, piece_of(strip), part, first_column, turns.Ring(warp), sums);
+  if (multiplies) {
+    SumPiece<T>(x, x_stages, turns, warp, panels, sums);
+    if (exists) {
+      MakeExact<T, kConfig.cell>(p, piece_of(strip), part, first_column, turns.Ring(warp), sums);
+    }
+  } else if (warp < kWarps + kWordProducers) {
+    using Producer = PackedWordProducer<kConfig>;
+    const int first = (warp - kWarps) * kWarps / kWordProducers;
+    Producer(turns, first, piece_of(first_strip + Producer::StripOfLane(first))).Run();
+  } else {
+    ProduceX(x, x_stages, warp - kWarps - kWordProducers, panels);
   }
-  const bool is_own =
-      p.parts == 1 || AddPartsOfCluster(static_cast<int>(p.parts), static_cast<int>(part), warp,
-                                        turns.Ring(warp), sums);
-  if (exists && is_own) WriteSums<T, Out, kConfig>(p, strip, first_column, sums);
+  const bool is_whole =
+      p.parts == 1 || AddPartsOfCluster(static_cast<int>(p.parts), static_cast<int>(part),
+                                        multiplies ? warp : -1, turns.Ring(warp), sums);
+  if (exists && is_whole) WriteSums<T, Out, kConfig>(p, strip, first_column, sums);
   __syncwarp();
   if (p.parts > 1) ClusterBarrier();
 }

@@ -12,7 +12,7 @@ constexpr int kMostPartsOfCluster = 8;
 
 struct PackedWgmmaConfig {
   int cell = 1;
-  int columns = 8;  // of x, of a tile: 8, 16, 32, 64 or 128
+  int columns = 8;  // of x, of a tile: 8, 16, 32 or 64
   bool x_on_left = false;
 
   static constexpr int warps = 8;           // that multiply, a strip each
@@ -21,27 +21,19 @@ struct PackedWgmmaConfig {
   static constexpr int kTurns = 4;          // of words and masks under way
 
   constexpr int Threads() const { return (warps + kWordProducers + kXProducers) * kWarp; }
-  // Of a thread. So many sums are there only where producers leave some to those that multiply.
-  constexpr bool SharesRegisters() const { return columns > 64; }
-  static constexpr int kConsumerRegisters = 216, kProducerRegisters = 80;
-
   constexpr int TileRows() const { return warps * kPackedStripRows; }
-  // Of x, rows that come at once, a panel's or half of them, and stages for these; and of words,
-  // rows of a ring: as many as there is room for.
-  constexpr int XRows() const {
-    return columns > 64 ? kPackedPanelColumns / 2 : kPackedPanelColumns;
-  }
+  // Panels of x, and rows of words: as many as there is room for.
   constexpr int Stages() const { return columns <= 16 ? 4 : columns == 32 ? 3 : 2; }
   constexpr int RingRows() const {
     return columns <= 8 ? 176 : columns == 16 ? 160 : columns == 32 ? 144 : 128;
   }
 
-  // Of shared memory, in bytes: rings and masks of each warp, stages of x, what producers say of
+  // Of shared memory, in bytes: rings and masks of each warp, panels of x, what producers say of
   // words, barriers.
   constexpr int MasksAt() const { return warps * PackedRingBytes(RingRows()); }
-  constexpr int XAt() const { return MasksAt() + warps * kTurns * PackedMasksBytes(cell); }
-  constexpr int XBytes() const { return columns * XRows() * 2; }
-  constexpr int NotesAt() const { return XAt() + Stages() * XBytes(); }
+  constexpr int PanelsAt() const { return MasksAt() + warps * kTurns * PackedMasksBytes(cell); }
+  constexpr int PanelBytes() const { return columns * kPackedPanelColumns * 2; }
+  constexpr int NotesAt() const { return PanelsAt() + Stages() * PanelBytes(); }
   constexpr int BarriersAt() const { return NotesAt() + kTurns * warps * 8; }
   constexpr int SharedBytes() const {
     return BarriersAt() + (kTurns + Stages()) * kPipelineBarrierBytes;
