@@ -109,6 +109,8 @@ def fold_batch_norm(
     Source: Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient
     Integer-Arithmetic-Only Inference", section 3.2.
 
+    >>> import jax.numpy as jnp
+    >>> from flax import nnx
     >>> rngs = nnx.Rngs(0)
     >>> model = nnx.Sequential(nnx.Conv(3, 8, (3, 3), rngs=rngs), nnx.BatchNorm(8, rngs=rngs))
     >>> folded = fold_batch_norm(model, jnp.ones((1, 6, 6, 3)))

@@ -99,6 +99,7 @@ def _tangents(
     """The tangents dy and dz, of terms of dz: one program where nothing is compiled around it."""
     if bias is not None:
         column = jnp.expand_dims(bias.astype(dtype), tuple(range(bias_axis + 1, 0)))
+        column = jnp.expand_dims(column, tuple(range(z.ndim - column.ndim)))
         terms = [*terms, column + jnp.zeros_like(z, dtype)]
     dz = functools.reduce(jnp.add, terms)
     dy = jax.jvp(ACTIVATIONS[activation], (z.astype(dtype),), (dz,))[1]
