@@ -129,7 +129,7 @@ def test_batches_and_layouts():
         jnp.asarray(normal(i, *shape), jnp.float32)
         for i, shape in enumerate([(3, 4, 2, 6, 5), (3, 4, 3, 3), (3, 4, 2, 3, 3)])
     )
-    convolve = functools.partial(depthwise_conv, stride=2)
+    convolve = functools.partial(depthwise_conv, stride=2, implementation=PLATFORM)
 
     @jax.jit
     def mapped(x, kernels, ct):
@@ -191,8 +191,8 @@ def test_sharded_operands_stay_sharded(cut):
     bias = jnp.asarray(normal(2, 4), jnp.float32)
 
     def loss(x, kernel, bias):
-        y = depthwise_conv(x, kernel, bias=bias, activation="relu")
-        return jnp.sum(y**2)
+        options = {"activation": "relu", "implementation": PLATFORM}
+        return jnp.sum(depthwise_conv(x, kernel, bias=bias, **options) ** 2)
 
     expected = jax.jit(jax.value_and_grad(loss, (0, 1, 2)))(x, kernel, bias)
     if cut == "images_by_hand":
