@@ -264,7 +264,8 @@ def convolutions(rng, dtype):
         )
 
         def loss(x, kernel, bias, stride=stride):
-            return depthwise_conv(x, kernel, bias=bias, activation="relu", stride=stride).sum()
+            form = {"activation": "relu", "stride": stride, "implementation": "cuda"}
+            return depthwise_conv(x, kernel, bias=bias, **form).sum()
 
         results += jax.jit(jax.grad(loss, (0, 1, 2)))(x, kernel, bias)
     return results

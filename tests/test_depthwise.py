@@ -14,7 +14,7 @@ from jax.test_util import check_grads
 
 import jaxsparse
 from jaxsparse import depthwise_conv, explain
-from jaxsparse.ops.depthwise import depthwise_input_p, depthwise_kernel_p
+from jaxsparse.ops.depthwise import _BYTE, _START, depthwise_input_p, depthwise_kernel_p
 from jaxsparse.ops.depthwise_conv import _window
 from jaxsparse.primitive import bind
 
@@ -129,7 +129,7 @@ def test_batches_and_layouts():
         jnp.asarray(normal(i, *shape), jnp.float32)
         for i, shape in enumerate([(3, 4, 2, 6, 5), (3, 4, 3, 3), (3, 4, 2, 3, 3)])
     )
-    convolve = functools.partial(depthwise_conv, stride=2)
+    convolve = functools.partial(depthwise_conv, stride=2, implementation=PLATFORM)
 
     @jax.jit
     def mapped(x, kernels, ct):
@@ -191,8 +191,8 @@ def test_sharded_operands_stay_sharded(cut):
     bias = jnp.asarray(normal(2, 4), jnp.float32)
 
     def loss(x, kernel, bias):
-        y = depthwise_conv(x, kernel, bias=bias, activation="relu")
-        return jnp.sum(y**2)
+        options = {"activation": "relu", "implementation": PLATFORM}
+        return jnp.sum(depthwise_conv(x, kernel, bias=bias, **options) ** 2)
 
     expected = jax.jit(jax.value_and_grad(loss, (0, 1, 2)))(x, kernel, bias)
     if cut == "images_by_hand":
@@ -216,7 +216,7 @@ def test_sharded_operands_stay_sharded(cut):
 
 
 def test_explained():
-    x, kernel = jnp.ones((32, 1, 112, 112)), jnp.ones((32, 3, 3))
+    x, kernel = jnp.ones((32, 8, 112, 112)), jnp.ones((32, 3, 3))
     gradient = jax.grad(lambda x, k: depthwise_conv(x, k, stride=2).sum(), (0, 1))
     calls = explain(gradient, x, kernel, device=jaxsparse.H200)
     assert {call.variant for call in calls} == {"depthwise_planes", "depthwise_sums"}
@@ -226,6 +226,60 @@ def test_explained():
     (other,) = explain(lambda x, k: depthwise_conv(x, k, stride=3), x, kernel)
     assert "kernels have strides 1 and 2" in other.otherwise
     assert "kernels of 3 x 3, stride 3" in str(other)
+
+
+# Layers of MobileNetV1, (channels, size, stride): microseconds of the kernel and of the plain form
+# on an H100, forward with bias and ReLU, one image, float32.
+MEASURED = {
+    (32, 112, 1): (3.26, 2.66),
+    (64, 112, 2): (2.94, 2.27),
+    (128, 56, 1): (3.26, 2.75),
+    (128, 56, 2): (2.66, 1.76),
+    (256, 28, 1): (2.56, 2.14),
+    (256, 28, 2): (2.37, 1.5),
+}
+
+
+def chosen(layer, images=1, dtype="float32", batch=(), epilogue=True, **options):
+    """What `explain` says of the forward operation of a layer on an H200."""
+    channels, size, stride = layer
+
+    def convolve(x, kernel, bias):
+        more = {"bias": bias, "activation": "relu"} if epilogue else {}
+        return depthwise_conv(x, kernel, stride=stride, **more, **options)
+
+    for _ in batch:
+        convolve = jax.vmap(convolve, (0, None, None))
+    shapes = ((*batch, channels, images, size, size), (channels, 3, 3), (channels,))
+    operands = (jax.ShapeDtypeStruct(shape, dtype) for shape in shapes)
+    (call,) = explain(convolve, *operands, device=jaxsparse.H200)
+    return call
+
+
+@pytest.mark.parametrize("layer", MEASURED)
+def test_the_faster_form_is_chosen(layer):
+    kernel, plain = MEASURED[layer]
+    channels, size, stride = layer
+    bytes_moved = 4 * channels * size**2 * (1 + 1 / stride**2)
+    assert abs((_START + bytes_moved * _BYTE) / plain - 1) < 0.17
+    call = chosen(layer)
+    assert "in XLA, because that is taken to be faster for so few bytes" in call.otherwise
+    assert "taken to be faster for so few bytes" in str(call)
+    assert chosen(layer, epilogue=False).otherwise == call.otherwise
+    forced = chosen(layer, variant="depthwise_planes")
+    ((variant, predicted),) = forced.variants
+    assert variant == "depthwise_planes"
+    assert abs(predicted / kernel - 1) < 0.1
+    many = chosen(layer, images=256)
+    assert (many.variant, many.otherwise) == ("depthwise_planes", "")
+
+
+def test_what_keeps_the_kernel():
+    """What was asked for, and 16 bits, of which nothing was measured; a batch counts as a whole."""
+    layer = 256, 28, 2
+    changes = ({"implementation": "cuda"}, {"dtype": "bfloat16"}, {"batch": (64,)})
+    assert {chosen(layer, **change).variant for change in changes} == {"depthwise_planes"}
+    assert not chosen(layer, batch=(2,)).variants
 
 
 @pytest.mark.parametrize(

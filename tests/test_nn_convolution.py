@@ -12,7 +12,7 @@ nnx = pytest.importorskip("flax.nnx")
 from sparsify_problems import pruned, sparsified  # noqa: E402
 
 from jaxsparse.nn import DepthwiseConv, SparseConv1x1  # noqa: E402
-from jaxsparse.pruning import densify  # noqa: E402
+from jaxsparse.pruning import densify, load, save  # noqa: E402
 
 IN, OUT = 12, 7
 
@@ -98,7 +98,7 @@ class Separable(nnx.Module):
         return self.padded(self.grouped(self.strided(x)))
 
 
-def test_sparsify_and_back():
+def test_sparsify_and_back(tmp_path):
     model = pruned(Separable(nnx.Rngs(0)))
     x = images(2, 5, 6, 4)
     sparse, table = sparsified(model, x)
@@ -109,6 +109,10 @@ def test_sparsify_and_back():
     assert "pads its inputs" in rows["padded"]
     assert type(sparse.mix) is type(sparse.row) is SparseConv1x1
     np.testing.assert_allclose(sparse(x), model(x), rtol=1e-5, atol=1e-5)
+    save(tmp_path / "model", sparse)
+    loaded = load(tmp_path / "model", lambda: Separable(nnx.Rngs(1)))
+    assert (type(loaded.mix), loaded.row.kernel_size) == (SparseConv1x1, (1,))
+    np.testing.assert_array_equal(loaded(x), sparse(x))
     again = densify(sparse)
     assert jax.tree.structure(nnx.state(again)) == jax.tree.structure(nnx.state(model))
     jax.tree.map(np.testing.assert_array_equal, nnx.state(again), nnx.state(model))
@@ -134,12 +138,26 @@ def test_sparsify_and_back():
             TypeError,
             "layer must be an nnx.Conv, got Linear",
         ),
+        (
+            lambda: SparseConv1x1.from_dense(
+                nnx.Conv(4, 4, (1, 1), rngs=nnx.Rngs(0)), sparsity=0.5, channel_axis=1
+            ),
+            ValueError,
+            "SparseConv1x1.from_dense: channel_axis must be 0 or -1, got 1",
+        ),
+        (lambda: depthwise(features=0), ValueError, "DepthwiseConv: features must be >= 1, got 0"),
+        (lambda: depthwise(kernel_size=3), ValueError, r"kernel_size must be \(kh, kw\), got 3"),
+        (lambda: depthwise(kernel_size=(3, 0)), ValueError, "kernel_size must be >= 1, got 0"),
         (lambda: DepthwiseConv(4.5, rngs=nnx.Rngs(0)), TypeError, "features must be an integer"),
     ],
 )
 def test_errors(make, error, message):
     with pytest.raises(error, match=message):
         make()
+
+
+def depthwise(**options):
+    return DepthwiseConv(**{"features": 4, "rngs": nnx.Rngs(0)} | options)
 
 
 def conv(**options):

@@ -9,8 +9,8 @@ models store the weights alone that are not 0.
     python -m examples.mobilenet --data cifar-10-batches-bin --widths 0.5 0.75 1 1.3
     python -m examples.mobilenet --paper                        # speed of the paper's nine models
 
-Sparse beats dense in float32 alone: where TF32 or bfloat16 will do, dense models are faster on a
-GPU at large batches. So each dense model is measured in all three.
+Sparse is meant to beat dense in float32 alone: where TF32 or bfloat16 will do, dense models are
+expected to be faster on a GPU at large batches. So each dense model is measured in all three.
 
 Without --data it learns the handwritten digits inside the scikit-learn package, 1,797 images of
 8 x 8 pixels. --data takes CIFAR-10: the folder of its binary version, of its Python version, or of

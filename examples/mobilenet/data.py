@@ -98,10 +98,12 @@ def read_cifar(folder: Path) -> tuple[Part, Part]:
         raise UserError(f"--data {folder}: expected CIFAR-10, got: {error}") from error
     parts = []
     for pixels, classes in zip(images, labels, strict=True):
-        if len(classes) < len(pixels) or (classes[: len(pixels)] >= CLASSES).any():
+        used = classes[: len(pixels)]
+        if len(used) < len(pixels) or not np.isin(used, range(CLASSES)).all():
             raise UserError(
-                f"--data {folder}: expected a label below {CLASSES} for each of {len(pixels)} "
-                f"images, got {len(classes)} labels up to {max(classes, default=0)}"
+                f"--data {folder}: expected a label of 0 to {CLASSES - 1} for each of "
+                f"{len(pixels)} images, got {len(classes)} labels, "
+                f"{min(classes, default=0)} to {max(classes, default=0)}"
             )
         parts.append(Part(pixels, classes[: len(pixels)]))
     return parts[0], parts[1]

@@ -100,7 +100,6 @@ void TestSpmm(Random& random, const TestPattern& pattern, int64_t n, Workers& wo
         const auto values = Values<T>(random, pattern.nse),
                    x = Values<T>(random, pattern.columns * n),
                    bias = Values<T>(random, pattern.rows);
-        const auto out = Block<T>(pattern.rows * n), z = Block<T>(pattern.rows * n);
         SpmmProblem p;
         p.pattern = pattern.View(compact, permuted);
         if (pattern.columns == 0) p.pattern.nse = 0;  // as the handler says
@@ -111,10 +110,11 @@ void TestSpmm(Random& random, const TestPattern& pattern, int64_t n, Workers& wo
         p.values.data = values.get();
         p.x.data = x.get();
         p.bias.data = bias.get();
-        p.out.data = out.get();
-        p.preactivation.data = z.get();
         for (const auto& variant : table) {
           if (!variant.fits(p)) continue;
+          const auto out = Block<T>(pattern.rows * n), z = Block<T>(pattern.rows * n);
+          p.out.data = out.get();
+          p.preactivation.data = z.get();
           variant.launch(p, workers);
           if (!pattern.is_sound) continue;
           for (int64_t row = 0; row < pattern.rows; ++row) {

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.nnx.nn import dtypes
 
+from jaxsparse.integers import integer
 from jaxsparse.nn.linear import (
     LINEAR_OPTIONS,
     Initializer,
     SparseLinear,
-    as_integer,
     check_call,
     obstacle_of_options,
 )
@@ -57,7 +57,8 @@ class DepthwiseConv(nnx.Module):
         kernel_metadata, bias_metadata: metadata of the variables.
 
     Raises:
-        TypeError: if ``features`` is no integer.
+        TypeError: if ``features`` or the sizes of the window are no integers.
+        ValueError: if there are none of them, or the window has not two sizes.
 
     Source: Howard et al. 2017, "MobileNets: Efficient Convolutional Neural Networks for Mobile
     Vision Applications".
@@ -86,8 +87,11 @@ class DepthwiseConv(nnx.Module):
         kernel_metadata: Mapping[str, Any] = MappingProxyType({}),
         bias_metadata: Mapping[str, Any] = MappingProxyType({}),
     ):
-        features = as_integer("DepthwiseConv", "features", features)
-        kernel = kernel_init(rngs.params(), (features, *kernel_size), param_dtype)
+        features = integer("DepthwiseConv", "features", features, 1)
+        if not isinstance(kernel_size, tuple | list) or len(kernel_size) != 2:
+            raise ValueError(f"DepthwiseConv: kernel_size must be (kh, kw), got {kernel_size!r}")
+        kh, kw = (integer("DepthwiseConv", "kernel_size", size, 1) for size in kernel_size)
+        kernel = kernel_init(rngs.params(), (features, kh, kw), param_dtype)
         self.kernel = nnx.Param(kernel, **kernel_metadata)
         self.bias = nnx.data(None)
         if use_bias:
@@ -95,7 +99,7 @@ class DepthwiseConv(nnx.Module):
             self.bias = nnx.Param(bias, **bias_metadata)
         self.features = features
         self.stride = stride
-        self.kernel_size = tuple(kernel_size)
+        self.kernel_size = (kh, kw)
         self.padding = padding
         self.channel_axis = channel_axis
         self.use_bias = use_bias
@@ -154,8 +158,7 @@ class SparseConv1x1(SparseLinear):
     def __init__(
         self, in_features: int, out_features: int, *, channel_axis: int = 0, **options: Any
     ):
-        if channel_axis not in (0, -1):
-            raise ValueError(f"SparseConv1x1: channel_axis must be 0 or -1, got {channel_axis!r}")
+        _check_axis("SparseConv1x1", channel_axis)
         super().__init__(in_features, out_features, **options)
         self.channel_axis = channel_axis
         self.kernel_size: tuple[int, ...] = (1, 1)
@@ -180,13 +183,14 @@ class SparseConv1x1(SparseLinear):
 
         Raises:
             TypeError: if ``layer`` is no nnx.Conv, or of a subclass with a call of its own.
-            ValueError: for a window, a stride or groups other than 1, for padding, and as
-                `SparseLinear.from_dense`.
+            ValueError: for a window, a stride or groups other than 1, for padding, for another
+                channel axis, and as `SparseLinear.from_dense`.
 
         >>> dense = nnx.Conv(64, 32, (1, 1), rngs=nnx.Rngs(0))
         >>> SparseConv1x1.from_dense(dense, sparsity=0.9).values.shape
         (205,)
         """
+        _check_axis("SparseConv1x1.from_dense", channel_axis)
         check_call("SparseConv1x1.from_dense: layer must be an nnx.Conv", layer, nnx.Conv)
         if reason := obstacle_of_conv(layer):
             raise ValueError(f"SparseConv1x1.from_dense: {reason}")
@@ -246,6 +250,11 @@ def obstacle_of_conv(layer: nnx.Conv) -> str | None:
     if layer.conv_general_dilated is not jax.lax.conv_general_dilated:
         return "it has a conv_general_dilated of its own, which a sparse product can't follow"
     return obstacle_of_options(_flat(layer))
+
+
+def _check_axis(operation: str, axis: Any) -> None:
+    if axis not in (0, -1):
+        raise ValueError(f"{operation}: channel_axis must be 0 or -1, got {axis!r}")
 
 
 def _is_single(value: Any) -> bool:

@@ -11,10 +11,12 @@ are one another's transposes, so derivatives of every order come from these thre
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
 
@@ -27,6 +29,7 @@ from jaxsparse.ops.plain_depthwise import (
 )
 from jaxsparse.precision import common_dtype, cotangent_params
 from jaxsparse.primitive import (
+    OPERATIONS,
     Fallback,
     FfiCall,
     Operation,
@@ -36,7 +39,9 @@ from jaxsparse.primitive import (
     define_transpose,
     gathered,
     make_primitive,
+    typed_call,
     undefined,
+    variants_of,
 )
 
 _PLAIN = "a shifted multiply-add for each number of a kernel, in XLA"
@@ -46,6 +51,13 @@ _STRIDES = ((1, 1), (2, 2))
 
 # Of a GPU's kernels, which count units of four numbers in 32 bits.
 _TOO_LARGE = Fallback("kernels take fewer images than that at once")
+
+# Microseconds of the plain form on a GPU, to start and for a byte of x and y. Fitted, as the
+# kernel's cost in ffi/depthwise/cost.h, to six layers of MobileNetV1 on an H100, forward in float32
+# on one image, 1 to 4 MB: within 17 %. There it was always the faster one; that the kernel is from
+# 13 MB on follows from the two lines alone.
+_START, _BYTE = 1.26, 1 / 3.0e6
+_PLAIN_IS_FASTER = Fallback("that is taken to be faster for so few bytes")
 
 
 def _images(params: dict[str, Any], size: tuple[int, int]) -> str:
@@ -119,6 +131,30 @@ def _ffi(
     return FfiCall((*operands, *bias), attributes, workspace=workspace, fallback=_TOO_LARGE)
 
 
+def _forward_ffi(
+    params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice
+) -> FfiCall | Fallback:
+    made = _ffi(params, avals, device, operands=("x", "kernel"))
+    free = params["implementation"] is None and params["variant"] is None
+    if device.platform != "cuda" or not free or isinstance(made, Fallback):
+        return made
+    return _PLAIN_IS_FASTER if _plain_pays(params, avals, made, device) else made
+
+
+def _plain_pays(
+    params: dict[str, Any], avals: Sequence[ShapedArray], made: FfiCall, device: AnyDevice
+) -> bool:
+    """Whether XLA is taken to be faster than the kernel: in float32, of which this was measured."""
+    primitive = depthwise_epilogue_p if "activation" in params else depthwise_p
+    call = typed_call(OPERATIONS[primitive], params, avals)
+    x, y = call.operands[0], call.results[0]
+    if x.dtype != jnp.float32 or not all(isinstance(n, int) for n in (*x.shape, *y.shape)):
+        return False
+    numbers = math.prod(x.shape) + math.prod(y.shape)
+    plain = _START + numbers * x.dtype.itemsize * _BYTE
+    return any(plain < kernel for _, kernel in variants_of(call, made, device)[:1])
+
+
 def _stored(params: dict[str, Any], operands: dict[str, Any]) -> tuple[str, tuple[int, int]]:
     window = params["window"]
     rows, columns = window.kernel
@@ -163,7 +199,7 @@ def _forward(name: str, *more: str) -> Primitive:
         signature=_forward_signature,
         shardable=("c", "n"),
         xla=depthwise_plain,
-        ffi=functools.partial(_ffi, operands=("x", "kernel")),
+        ffi=_forward_ffi,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 import os
@@ -15,7 +16,13 @@ import numpy as np
 import orbax.checkpoint as ocp  # type: ignore[import-untyped]
 from flax import nnx
 
-from jaxsparse.nn import PackedLinear, SparseLinear, TopologyVariable, drop_transposes
+from jaxsparse.nn import (
+    PackedLinear,
+    SparseConv1x1,
+    SparseLinear,
+    TopologyVariable,
+    drop_transposes,
+)
 from jaxsparse.nn.linear import LINEAR_OPTIONS
 from jaxsparse.nn.pattern_array import to_array, to_topology
 from jaxsparse.packed import Packed
@@ -65,7 +72,7 @@ def save(path: str | os.PathLike[str], model: nnx.Module) -> None:
     if folder.exists():
         raise ValueError(f"save: path must be that of a new folder, got {folder}, which exists")
     layers = {
-        join(place): {"type": type(layer).__name__, "activation": _linear_of(layer).activation}
+        join(place): _described(layer)
         for place, layer in nnx.iter_modules(model)
         if isinstance(layer, SparseLinear | SparseLinearGeneral | PackedLinear)
     }
@@ -248,6 +255,14 @@ def _read(
 # ---- Layers ----
 
 
+def _described(layer: Any) -> dict[str, Any]:
+    """What is saved of a sparse layer beside its arrays."""
+    described = {"type": type(layer).__name__, "activation": _linear_of(layer).activation}
+    if isinstance(layer, SparseConv1x1):
+        described["channel_axis"] = layer.channel_axis
+    return described
+
+
 def _linear_of(layer: Any) -> Any:
     """What holds the matrix of a layer."""
     return layer.linear if isinstance(layer, SparseLinearGeneral) else layer
@@ -283,14 +298,18 @@ def _sizes_of(layer: Any) -> tuple[int, int]:
 
 
 def _sparse_linear(
-    layer: Any, name: str, saved: Mapping[str, Any], arrays: Mapping[str, Any]
+    layer: Any,
+    name: str,
+    saved: Mapping[str, Any],
+    arrays: Mapping[str, Any],
+    make: Callable[..., SparseLinear] = SparseLinear,
 ) -> SparseLinear:
     in_features, out_features = _sizes_of(layer)
     place = f"{name}/topology".lstrip("/")
     topology = _topology(place, arrays.get(place))
     options = {option: getattr(layer, option) for option in LINEAR_OPTIONS}
     return nnx.eval_shape(
-        lambda: SparseLinear(
+        lambda: make(
             in_features,
             out_features,
             topology=topology,
@@ -299,6 +318,16 @@ def _sparse_linear(
             rngs=nnx.Rngs(0),
         )
     )
+
+
+def _sparse_conv(
+    layer: Any, name: str, saved: Mapping[str, Any], arrays: Mapping[str, Any]
+) -> SparseLinear:
+    make = functools.partial(SparseConv1x1, channel_axis=saved["channel_axis"])
+    sparse = _sparse_linear(layer, name, saved, arrays, make)
+    assert isinstance(sparse, SparseConv1x1)
+    sparse.kernel_size = layer.kernel_size
+    return sparse
 
 
 def _sparse_linear_general(
@@ -336,5 +365,6 @@ _PACKED = PackedLinear.__name__
 _SPARSE: Mapping[str, Mapping[Any, Callable[..., nnx.Module]]] = {
     "SparseLinear": {nnx.Linear: _sparse_linear},
     "SparseLinearGeneral": {nnx.LinearGeneral: _sparse_linear_general},
+    "SparseConv1x1": {nnx.Conv: _sparse_conv},
     _PACKED: dict.fromkeys((nnx.Linear, SparseLinear, PackedLinear), _packed_linear),
 }

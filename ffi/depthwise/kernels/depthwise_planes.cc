@@ -9,7 +9,6 @@
 namespace jaxsparse {
 namespace {
 
-// Many rows for each thread read less of the source twice, but few fill a GPU.
 // Threads, each of so many rows.
 template <bool kTransposed>
 int64_t Units(const DepthwiseProblem& p, int of_thread) {

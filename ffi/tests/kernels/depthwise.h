@@ -38,38 +38,48 @@ struct DepthwiseSums {
   }
 };
 
-template <typename T>
+template <typename T, typename Out>
 void TestDepthwise(Random& random, DepthwiseProblem p, const DepthwiseCpuTables& tables) {
   ThreadWorkers workers;
   p.dtype = kDType<T>;
-  p.out_dtype = DType::kFloat32;
+  p.out_dtype = kDType<Out>;
   const auto of_x = Values<T>(random, p.Planes() * p.height * p.width);
   const auto of_y = Values<T>(random, p.Planes() * p.rows * p.columns);
   const auto of_kernel = Values<T>(random, p.channels * 9), bias = Values<T>(random, p.channels);
   const DepthwiseSums<T> wanted(p, of_x.get(), of_y.get(), of_kernel.get());
-  const auto run = [&](const auto& table, Array DepthwiseProblem::* result, Array extra,
-                       const std::vector<double>& sums, const char* what, auto&& more) {
+  p.x.data = of_x.get();
+  p.y.data = of_y.get();
+  p.kernel.data = of_kernel.get();
+  const auto compare = [](const Out* out, const std::vector<double>& sums, const char* what) {
+    for (size_t i = 0; i < sums.size(); ++i)
+      Expect(ToFloat(out[i]), sums[i], kTolerance<Out>, what);
+  };
+  const auto run = [&](const auto& table, Array DepthwiseProblem::* result,
+                       const std::vector<double>& sums, const char* what) {
     for (const auto& variant : table) {
-      const auto out = Block<float>(static_cast<int64_t>(sums.size()));
+      const auto out = Block<Out>(static_cast<int64_t>(sums.size()));
       DepthwiseProblem problem = p;
-      problem.x.data = of_x.get();
-      problem.y.data = of_y.get();
-      problem.kernel.data = of_kernel.get();
-      problem.bias = extra;
       (problem.*result).data = out.get();
       variant.launch(problem, workers);
-      for (size_t i = 0; i < sums.size(); ++i) {
-        Expect(out[i], sums[i] + more(static_cast<int64_t>(i)), 2e-4, what);
-      }
+      compare(out.get(), sums, what);
     }
   };
-  const auto nothing = [](int64_t) { return 0.0; };
-  Array of_bias;
-  of_bias.data = bias.get();
-  run(tables.forward, &DepthwiseProblem::y, of_bias, wanted.y, "convolution",
-      [&](int64_t i) { return double(ToFloat(bias[p.ChannelOf(i / (p.rows * p.columns))])); });
-  run(tables.input, &DepthwiseProblem::x, {}, wanted.x, "transpose in x", nothing);
-  run(tables.kernel, &DepthwiseProblem::kernel, {}, wanted.kernel, "transpose in k", nothing);
+  run(tables.forward, &DepthwiseProblem::y, wanted.y, "convolution");
+  run(tables.input, &DepthwiseProblem::x, wanted.x, "transpose in x");
+  run(tables.kernel, &DepthwiseProblem::kernel, wanted.kernel, "transpose in k");
+  auto with_bias = wanted.y;
+  for (size_t i = 0; i < with_bias.size(); ++i) {
+    const int64_t plane = static_cast<int64_t>(i) / (p.rows * p.columns);
+    with_bias[i] += double(ToFloat(bias[p.ChannelOf(plane)]));
+  }
+  auto activated = with_bias;
+  for (double& y : activated) y = std::max(y, 0.0);
+  const auto kept = Block<Out>(static_cast<int64_t>(with_bias.size()));
+  p.bias.data = bias.get();
+  p.preactivation.data = kept.get();
+  p.activation = Activation::kRelu;
+  run(tables.forward, &DepthwiseProblem::y, activated, "convolution, bias and activation");
+  compare(kept.get(), with_bias, "preactivation");
 }
 
 // Images of all sorts of sizes, windows that reach beyond them, with strides 1 and 2.
@@ -87,9 +97,22 @@ void TestDepthwise(Random& random) {
     p.rows = random.Below(p.height / p.stride + 3);
     p.columns = random.Below(p.width / p.stride + 3);
     const DepthwiseCpuTables& tables = JAXSPARSE_ISA::kDepthwiseCpuVariants;
-    if (turn % 5 == 0) TestDepthwise<bfloat16>(random, p, tables);
-    else if (turn % 5 == 1) TestDepthwise<float16>(random, p, tables);
-    else TestDepthwise<float>(random, p, tables);
+    if (turn % 5 == 0) TestDepthwise<bfloat16, float>(random, p, tables);
+    else if (turn % 5 == 1) TestDepthwise<float16, float16>(random, p, tables);
+    else TestDepthwise<float, float>(random, p, tables);
+  }
+  // So large that threads share the rows of a plane, or planes.
+  for (int turn = 0; turn < 4; ++turn) {
+    DepthwiseProblem p;
+    p.stride = 1 + turn % 2;
+    p.channels = turn < 2 ? 1 : 5;
+    p.images = turn < 2 ? 1 : 3;
+    p.above = p.left = 2 - p.stride;
+    p.height = turn < 2 ? 211 : 60;
+    p.width = turn < 2 ? 205 : 67;
+    p.rows = CeilDivide(p.height, p.stride);
+    p.columns = CeilDivide(p.width, p.stride);
+    TestDepthwise<float, float>(random, p, JAXSPARSE_ISA::kDepthwiseCpuVariants);
   }
 }
 
