@@ -40,7 +40,7 @@ from jaxsparse.primitive import (
     undefined,
 )
 
-_MOST_COLUMNS = 128  # for which kernels are faster than the matrix written out
+_MOST_COLUMNS = 128  # up to which kernels are faster than to write the matrix out and multiply it
 _VECTOR = 8  # numbers of x that a kernel copies at once
 
 _VALUES, _X, _BIAS = 0, len(MATRIX), len(MATRIX) + 1
@@ -154,7 +154,7 @@ def _ffi(
     free = params["implementation"] is None and params["variant"] is None
     if free and n > _MOST_COLUMNS:
         return Fallback(
-            f"for more than {_MOST_COLUMNS} columns a dense product is taken to be faster",
+            f"for more than {_MOST_COLUMNS} columns it is faster",
             _dense_on_gpu,
             called="the matrix written out, and XLA's dot",
         )
