@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -41,7 +44,7 @@ def judge(
     before = after = after_packing = note = None
     packed_layer = not_packed = None
     if packed and sparse is not None:
-        made = "it can't be timed" if batched else kind.to_packed(sparse)
+        made = "it can't be timed" if batched else kind.to_packed(sparse, *_dtypes_of(calls))
         packed_layer, not_packed = (None, made) if isinstance(made, str) else (made, None)
     if batched:
         # The shapes are those of one example, not of the batch that will run.
@@ -76,6 +79,12 @@ def judge(
         not_packed=not_packed,
     )
     return report, twin if reason is None else None
+
+
+def _dtypes_of(calls: list[Call]) -> list[Any]:
+    """Those of the inputs: a layer without a dtype of its own computes in the widest."""
+    arrays = [leaf for call in calls for leaf in call.leaves if hasattr(leaf, "dtype")]
+    return [x.dtype for x in arrays if jnp.issubdtype(x.dtype, jnp.inexact)]
 
 
 def _wins(packed: Time, sparse: Time, dense: Time, faster_only: bool) -> bool:
