@@ -72,9 +72,7 @@ TOKENS: dict[str, Callable[[bytes], list[str] | list[bytes]]] = {
 }
 
 
-def load(
-    path: Path | None, tokens: str, held_out: float, least: int, options: str
-) -> Corpus:
+def load(path: Path | None, tokens: str, held_out: float, least: int, options: str) -> Corpus:
     """Reads a text, or (None) that of pydoc, and holds out its end.
 
     Args:
