@@ -178,6 +178,8 @@ class Packed:
             raise TypeError(
                 f"Packed.from_arrays: needs {', '.join(_ARRAYS)}, got none of {', '.join(missing)}"
             )
+        if len(shape) != 2 or min(shape) < 0:
+            raise ValueError(f"Packed.from_arrays: shape must be (m, k), got {shape}")
         leaves = [arrays[name] for name in _ARRAYS]
         abstract = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
         if not abstract:
@@ -305,7 +307,7 @@ class Packed:
         if not np.array_equal(np.sort(rows), np.arange(m)):
             raise ValueError("Packed.verify: rows must name each row once")
         expected_panels, words = panels_of(jnp.asarray(masks), cell=self.cell)
-        if not np.array_equal(np.diff(starts, prepend=0)[1:], words):
+        if starts[0] != 0 or not np.array_equal(np.diff(starts), words):
             raise ValueError("Packed.verify: starts are not where the masks' words begin")
         if not np.array_equal(panels, expected_panels):
             raise ValueError("Packed.verify: panels are not what the masks read")

@@ -222,7 +222,7 @@ def test_default_structure_is_that_of_a_model_without_one() -> None:
 @pytest.mark.parametrize("tokens", text.TOKENS)
 def test_text_is_split_by_position(tokens: str, book: Path) -> None:
     content = book.read_text()
-    corpus = text.load(book, tokens, 0.25, 1)
+    corpus = text.load(book, tokens, 0.25, 1, "--batch")
     assert corpus.decode(np.concatenate([corpus.train, corpus.held_out])) == content
     size = len(content.encode()) if tokens == "bytes" else len(content)
     assert len(corpus.train) + len(corpus.held_out) == size
@@ -347,4 +347,4 @@ def test_unprintable_characters_are_blanked() -> None:
 
 def test_missing_character_is_reported(book: Path) -> None:
     with pytest.raises(UserError, match="expected characters of the data, got '☃'"):
-        text.load(book, "characters", 0.1, 1).encode("☃")
+        text.load(book, "characters", 0.1, 1, "--batch").encode("☃")

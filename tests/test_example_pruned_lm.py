@@ -197,7 +197,7 @@ def test_interrupted_run_resumes(
         ("--prompt=", "--prompt: expected a character at least, got none"),
         ("--prompt \u2603", "--prompt: expected characters of the data, got '\u2603'"),
         ("--temperature 0", "argument --temperature: expected float in [0.001, inf), got 0"),
-        ("--context 500000", "expected at least 500,001 characters to train on, got"),
+        ("--context 500000", "; lower --context"),
         ("--resume", "--resume: expected a checkpoint in pruned_lm_out/dense, got none"),
         ("--shapes gpt", "argument --shapes: invalid choice: 'gpt'"),
     ],

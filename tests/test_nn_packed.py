@@ -28,9 +28,12 @@ def test_results_are_those_of_sparse_linear(options):
     y, expected = nnx.jit(lambda layer, x: layer(x))(packed, x), sparse(x)
     assert y.shape == (2, 3, 70) and y.dtype == jnp.bfloat16
     np.testing.assert_allclose(*(np.asarray(z, np.float32) for z in (y, expected)), atol=0.03)
-    wide = packed(x.astype(jnp.float32))
-    assert wide.dtype == jnp.float32
-    np.testing.assert_allclose(wide, np.asarray(expected, np.float32), atol=0.03)
+    wide = x.astype(jnp.float32)
+    assert packed(wide).dtype == sparse(wide).dtype == jnp.bfloat16
+    np.testing.assert_array_equal(packed(wide), packed(x))
+    packed.preferred_element_type = None
+    assert packed(wide).dtype == jnp.float32
+    np.testing.assert_allclose(packed(wide), np.asarray(expected, np.float32), atol=0.03)
 
 
 def test_state():
@@ -101,6 +104,7 @@ def test_saved_and_loaded(tmp_path):
         jax.tree.map(np.testing.assert_array_equal, nnx.state(loaded), nnx.state(model))
         x = jnp.ones((2, 300), jnp.bfloat16)
         np.testing.assert_array_equal(loaded[0](x), model[0](x))
+        assert loaded[0](x.astype(jnp.float32)).dtype == jnp.bfloat16
     with pytest.raises(ValueError, match=r"load: at 0: .* rows of .* shape \(64,\), got \(70,\)"):
         pruning.load(tmp_path / "model", lambda: make_model(64))
     with pytest.raises(ValueError, match="load: make_model must make a Linear or SparseLinear or "):
@@ -307,6 +311,8 @@ def test_densify():
     assert type(dense) is nnx.Linear and dense.dtype == jnp.bfloat16
     x = jnp.asarray(np.random.default_rng(2).standard_normal((2, 300)), jnp.bfloat16)
     np.testing.assert_allclose(*(np.asarray(m(x), np.float32) for m in (dense, packed)), atol=0.03)
+    packed.preferred_element_type = jnp.float32
+    assert pruning.densify(packed)(x).dtype == packed(x).dtype == jnp.float32
     with pytest.raises(ValueError, match="a PackedLinear was made with activation='relu'"):
         pruning.densify(layers(activation="relu")[1])
 
@@ -320,3 +326,13 @@ def test_sparsify_rounds_nothing_by_itself(monkeypatch):
         assert "KiB packed" not in str(table)
         why = "it computes in float32, and packed weights have 16 bits" if packed else None
         assert table.rows[0]["not_packed"] == why
+
+
+def test_sparsify_rounds_no_inputs(monkeypatch):
+    """A layer without a dtype of its own computes in that of its inputs."""
+    measured(monkeypatch, 3, 2, 1)
+    layer = nnx.Linear(300, 70, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    layer.kernel[...] = jnp.where(jnp.abs(layer.kernel[...]) > 0.05, layer.kernel[...], 0)
+    for dtype, expected in (jnp.float32, SparseLinear), (jnp.bfloat16, PackedLinear):
+        result, _ = pruning.sparsify(layer, jnp.ones((2, 300), dtype), packed=True)
+        assert type(result) is expected and result(jnp.ones((2, 300), dtype)).dtype == dtype

@@ -155,6 +155,9 @@ def test_arrays_that_do_not_fit():
     arrays = {name: getattr(packed, name) for name in Packed.ARRAYS}
     with pytest.raises(TypeError, match="got none of masks, rows"):
         Packed.from_arrays({n: arrays[n] for n in ("values", "starts", "panels")}, (37, 53))
+    for shape in (37,), (-37, 53):
+        with pytest.raises(ValueError, match=r"from_arrays: shape must be \(m, k\), got"):
+            Packed.from_arrays(arrays, shape)
     with pytest.raises(ValueError, match=r"rows of .* must have shape \(38,\), got \(37,\)"):
         Packed.from_arrays(arrays, (38, 53))
     with pytest.raises(ValueError, match=r"masks of .* must have shape \(3, 8, 32\), got"):
@@ -192,6 +195,13 @@ def test_verify(name, change):
     packed = random_matrix(PATTERNS["uneven"]()).pack(trainable=True)
     with pytest.raises(ValueError, match=r"Packed\.verify: "):
         damaged(packed, name, change).verify()
+
+
+def test_verify_wants_the_first_piece_at_the_beginning():
+    packed = random_matrix(PATTERNS["uneven"]()).pack()
+    shifted = damaged(damaged(packed, "values", lambda x: x[3:]), "starts", lambda x: x - 3)
+    with pytest.raises(ValueError, match="starts are not where the masks' words begin"):
+        shifted.verify()
 
 
 def test_errors():

@@ -12,7 +12,7 @@ from checks import DTYPES, PLATFORM, assert_close, cases
 from reference import spmm as reference
 from test_packed import PATTERNS, parts_that_fit, random_matrix
 
-from jaxsparse import CSR, H200, Device, Topology, explain, linear, spmm
+from jaxsparse import CSR, H200, Device, Packed, Topology, explain, linear, spmm
 
 IMPLEMENTATIONS = [*cases("packed_product"), (None, None)]
 # pattern, columns of x, cell, parts, dtype, whether x is on the left, options
@@ -226,6 +226,27 @@ def test_explained():
     small = Device("A10", 86, 72, 101376)
     (call,) = explain(lambda x: packed @ x, jnp.ones((2048, 16), jnp.bfloat16), device=small)
     assert call.variant == "packed_mma"
+
+
+def test_predicted_times_are_those_that_an_h200_took():
+    """Those of docs/kernels.md, at 50 % with cells of 1 and at 90 % with cells of 2."""
+    m = k = 8192
+    pieces, panels = 2 * m // 16, k // 512
+    integers = {"starts": (pieces + 1,), "panels": (pieces, panels, 2), "rows": (m,)}
+    arrays = {name: jax.ShapeDtypeStruct(shape, jnp.int32) for name, shape in integers.items()}
+    for cell, words, times in (
+        (1, 561_634, {1: 28.3, 16: 30.0, 64: 38.8, 128: 72}),
+        (2, 224_453, {1: 23.9, 16: 24.9, 64: 34.9, 128: 65.3}),
+    ):
+        arrays["values"] = jax.ShapeDtypeStruct((words, 64), jnp.bfloat16)
+        arrays["masks"] = jax.ShapeDtypeStruct((pieces, panels * 4 // cell, 32), jnp.uint32)
+        packed = Packed.from_arrays(arrays, (m, k))
+        for n, microseconds in times.items():
+            x = jax.ShapeDtypeStruct((k, n), jnp.bfloat16)
+            (call,) = explain(lambda a, x: a @ x, packed, x, device=H200)
+            predicted = dict(call.variants)
+            assert call.variant == "packed_wgmma"
+            assert predicted["packed_wgmma"] == pytest.approx(microseconds, rel=0.15)
 
 
 def test_export_with_an_open_number_of_columns():

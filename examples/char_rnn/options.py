@@ -105,7 +105,8 @@ def check_options(args: argparse.Namespace) -> None:
 
 def load_corpus(args: argparse.Namespace) -> text.Corpus:
     """Reads the text; an epoch is a pass over it where ``steps_per_epoch`` is None."""
-    corpus = text.load(args.data, args.tokens, args.held_out, args.batch * args.length + 1)
+    least = args.batch * args.length + 1
+    corpus = text.load(args.data, args.tokens, args.held_out, least, "--batch or --length")
     if args.steps_per_epoch is None:
         args.steps_per_epoch = max(2, len(corpus.train) // (args.batch * args.length))
     args.steps = args.epochs * args.steps_per_epoch

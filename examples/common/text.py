@@ -72,7 +72,7 @@ TOKENS: dict[str, Callable[[bytes], list[str] | list[bytes]]] = {
 }
 
 
-def load(path: Path | None, tokens: str, held_out: float, least: int) -> Corpus:
+def load(path: Path | None, tokens: str, held_out: float, least: int, options: str) -> Corpus:
     """Reads a text, or (None) that of pydoc, and holds out its end.
 
     Args:
@@ -80,6 +80,7 @@ def load(path: Path | None, tokens: str, held_out: float, least: int) -> Corpus:
         tokens: a name in `TOKENS`.
         held_out: the share that is held out.
         least: how many tokens to train on there must be.
+        options: names those that lower this number.
     """
     if path is None:
         content = "\n\n".join(topics[name] for name in sorted(topics)).encode()
@@ -95,7 +96,7 @@ def load(path: Path | None, tokens: str, held_out: float, least: int) -> Corpus:
     cut = len(indices) - round(held_out * len(indices))
     train, end = indices[:cut], indices[cut:]
     for name, part, fewest, remedy in (
-        ("to train on", train, least, "lower --batch or --length"),
+        ("to train on", train, least, f"lower {options}"),
         ("held out", end, 1, "raise --held-out"),
     ):
         if len(part) < fewest:

@@ -66,7 +66,7 @@ TRAINING_OPTIONS = (
 )  # fmt: skip
 
 PRESETS: dict[str, dict[str, Any]] = {
-    # Matrices that are large enough for packed weights to be faster.
+    # Matrices of one to four million weights.
     "gpu": {
         "hidden": 1024,
         "layers": 8,
@@ -156,7 +156,7 @@ def result_of(
 
 def run_training(args: argparse.Namespace) -> None:
     """Trains the models, one after the other, and writes what came out."""
-    corpus = text.load(args.data, args.tokens, args.held_out, args.context + 1)
+    corpus = text.load(args.data, args.tokens, args.held_out, args.context + 1, "--context")
     windows = Windows.of(corpus.train[-1:], corpus.held_out, args.context)
     prompt = corpus.encode(args.prompt) if args.prompt else corpus.held_out[: args.context // 4 + 1]
     agreeing = {name: getattr(args, name) for name in TRAINING_OPTIONS}

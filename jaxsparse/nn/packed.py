@@ -85,7 +85,8 @@ class PackedLinear(nnx.Module):
         """Packs the weights of a `SparseLinear`, which is left as it is.
 
         Args:
-            layer: its pattern must be known.
+            layer: its pattern must be known. Results have its ``preferred_element_type``, or else
+                its ``dtype``, if it has one of these.
             dtype: of the weights, bfloat16 or float16: by default that in which the layer computes.
             trainable: whether the weights have gradients, and are parameters.
 
@@ -96,11 +97,12 @@ class PackedLinear(nnx.Module):
         """
         check_call("PackedLinear.from_sparse: layer must be a SparseLinear", layer, SparseLinear)
         a: CSR = layer.weight
+        wanted = layer.preferred_element_type
         return cls(
             a.pack(layer.dtype if dtype is None else dtype, trainable=trainable),
             bias=None if layer.bias is None else jnp.copy(layer.bias[...]),
             activation=layer.activation,
-            preferred_element_type=layer.preferred_element_type,
+            preferred_element_type=layer.dtype if wanted is None else wanted,
         )
 
     @property

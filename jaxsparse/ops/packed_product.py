@@ -40,7 +40,7 @@ from jaxsparse.primitive import (
     undefined,
 )
 
-_MOST_COLUMNS = 128  # for which kernels are faster than the matrix written out
+_MOST_COLUMNS = 128  # up to which kernels are faster than to write the matrix out and multiply it
 _VECTOR = 8  # numbers of x that a kernel copies at once
 
 _VALUES, _X, _BIAS = 0, len(MATRIX), len(MATRIX) + 1
@@ -103,10 +103,11 @@ def _plain(
     x = x.T if x_on_left else x
     form = {"columns": x.shape[0], "cell": cell, "parts": parts}
     matrix, stored = unpacked(values.astype(jnp.float32), masks, starts, rows, **form)
-    return [_after(_product(matrix, stored, x), rest, x_on_left, **epilogue)]
+    z = _product(matrix, stored, x)
+    return [_finished(z.T if x_on_left else z, rest, x_on_left, **epilogue)]
 
 
-def _after(
+def _finished(
     z: jax.Array,
     rest: Sequence[jax.Array],
     x_on_left: bool,
@@ -115,11 +116,12 @@ def _after(
     has_bias: bool = False,
     activation: str | None = None,
 ) -> jax.Array:
-    """The result of a product A x in float32; a bias is the first operand behind x."""
+    """The result of a product in float32; a bias is the first operand behind x."""
     if has_bias:
-        z = z + rest[0].astype(z.dtype)[:, None]
+        bias = rest[0].astype(z.dtype)
+        z = z + (bias if x_on_left else bias[:, None])
     y: jax.Array = ACTIVATIONS[activation](z).astype(out_dtype)
-    return y.T if x_on_left else y
+    return y
 
 
 def _dense_on_gpu(*operands: jax.Array, **params: Any) -> list[jax.Array]:
@@ -132,10 +134,11 @@ def _dense_on_gpu(*operands: jax.Array, **params: Any) -> list[jax.Array]:
     def by_dot() -> list[jax.Array]:
         k = x.shape[1 if left else 0]
         (a,) = bind_local(packed_unpack_p, *matrix, columns=k, **form, **by_name)
-        z = jnp.dot(a, x.T if left else x, preferred_element_type=jnp.float32)
+        factors = (x, a.T) if left else (a, x)
+        z = jnp.dot(*factors, preferred_element_type=jnp.float32)
         others = (*form, "x_on_left", "trainable")
         epilogue = {name: params[name] for name in params if name not in others}
-        return [_after(z, rest, left, **epilogue)]
+        return [_finished(z, rest, left, **epilogue)]
 
     def by_kernel() -> list[jax.Array]:
         primitive = packed_epilogue_p if "activation" in params else packed_product_p
@@ -154,7 +157,7 @@ def _ffi(
     free = params["implementation"] is None and params["variant"] is None
     if free and n > _MOST_COLUMNS:
         return Fallback(
-            f"for more than {_MOST_COLUMNS} columns a dense product is taken to be faster",
+            f"for more than {_MOST_COLUMNS} columns it is faster",
             _dense_on_gpu,
             called="the matrix written out, and XLA's dot",
         )
@@ -371,13 +374,16 @@ def _by_parts(
     *operands: jax.Array, has_bias: bool, activation: str | None, **params: Any
 ) -> jax.Array:
     """The same as `packed_epilogue_p`, with what follows the product in jnp."""
-    dtype, entries = params["out_dtype"], operands[_BIAS + has_bias :]
-    (z,) = bind(packed_product_p, *operands[:_BIAS], *entries, **unrounded(params))
-    if has_bias:
-        bias = operands[_BIAS].astype(z.dtype)
-        z = z + (bias if params["x_on_left"] else bias[:, None])
-    y: jax.Array = ACTIVATIONS[activation](z).astype(dtype)
-    return y
+    rest = operands[_BIAS:]
+    (z,) = bind(packed_product_p, *operands[:_BIAS], *rest[has_bias:], **unrounded(params))
+    return _finished(
+        z,
+        rest,
+        params["x_on_left"],
+        out_dtype=params["out_dtype"],
+        has_bias=has_bias,
+        activation=activation,
+    )
 
 
 def _epilogue_jvp(primals: Any, tangents: Any, **params: Any) -> Any:

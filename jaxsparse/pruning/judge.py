@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -39,10 +42,10 @@ def judge(
     reason = next((text for text, holds in reasons if holds), None)
     sparse = kind.to_sparse(layer) if reason is None else None
     before = after = after_packing = note = None
-    in_streams = not_packed = None
+    packed_layer = not_packed = None
     if packed and sparse is not None:
-        made = "it can't be timed" if batched else kind.to_packed(sparse)
-        in_streams, not_packed = (None, made) if isinstance(made, str) else (made, None)
+        made = "it can't be timed" if batched else kind.to_packed(sparse, *_dtypes_of(calls))
+        packed_layer, not_packed = (None, made) if isinstance(made, str) else (made, None)
     if batched:
         # The shapes are those of one example, not of the batch that will run.
         note = "not timed: it runs under jax.vmap" if sparse is not None else None
@@ -50,10 +53,10 @@ def judge(
         if sparse is not None and kind.prepare is not None:
             args, options = calls[0].arguments()
             note = kind.prepare(sparse, *args, **options)
-        forms = [form for form in (layer, sparse, in_streams) if form is not None]
+        forms = [form for form in (layer, sparse, packed_layer) if form is not None]
         before, after, after_packing, *_ = [*times_of(forms, calls, seconds), None, None]
     is_packed = after_packing is not None and _wins(after_packing, after, before, faster_only)
-    twin, fastest = (in_streams, after_packing) if is_packed else (sparse, after)
+    twin, fastest = (packed_layer, after_packing) if is_packed else (sparse, after)
     if faster_only and before is not None and fastest is not None:
         reason = _why_not(fastest, before)
     if after_packing is not None and not is_packed and reason is None:
@@ -70,12 +73,18 @@ def judge(
         sparse_seconds=None if after is None else after.seconds,
         kept_dense=reason,
         note=note,
-        packed_bytes=None if in_streams is None else size_of(in_streams),
+        packed_bytes=None if packed_layer is None else size_of(packed_layer),
         packed_seconds=None if after_packing is None else after_packing.seconds,
         packed=is_packed and reason is None,
         not_packed=not_packed,
     )
     return report, twin if reason is None else None
+
+
+def _dtypes_of(calls: list[Call]) -> list[Any]:
+    """Those of the inputs: a layer without a dtype of its own computes in the widest."""
+    arrays = [leaf for call in calls for leaf in call.leaves if hasattr(leaf, "dtype")]
+    return [x.dtype for x in arrays if jnp.issubdtype(x.dtype, jnp.inexact)]
 
 
 def _wins(packed: Time, sparse: Time, dense: Time, faster_only: bool) -> bool:

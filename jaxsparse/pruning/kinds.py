@@ -38,8 +38,9 @@ class Kind:
         to_dense: sparse layer -> a dense one with a copy of its weights.
         prepare: (sparse layer, arguments of a call) makes it ready for such calls, in place; it
             returns a remark for the table, or None. None if there is nothing to do.
-        to_packed: sparse layer -> one whose weights are packed for few columns, or why they can't
-            be, because they would be rounded more than the layer does for instance.
+        to_packed: (sparse layer, dtypes of its inputs) -> one whose weights are packed for few
+            columns, or why they can't be, because they would be rounded more than the layer does
+            for instance.
         packed: the type of such a layer, which ``to_dense`` takes too; None if it is that of
             ``sparse``, or there is none.
         has: layer, dense or sparse -> whether it is of this kind; others of its type are as layers
@@ -52,7 +53,7 @@ class Kind:
     to_sparse: Callable[[Any], nnx.Module]
     to_dense: Callable[[Any], nnx.Module]
     prepare: Callable[..., str | None] | None = None
-    to_packed: Callable[[Any], nnx.Module | str] = lambda layer: "its type has no packed form"
+    to_packed: Callable[..., nnx.Module | str] = lambda *_: "its type has no packed form"
     packed: type[nnx.Module] | None = None
     has: Callable[[Any], bool] = lambda layer: True
 

@@ -119,19 +119,27 @@ def obstacle_of_linear_general(layer: nnx.LinearGeneral) -> str | None:
     return obstacle_of_options(layer)
 
 
-def packed_linear(layer: SparseLinear | PackedLinear) -> PackedLinear | str:
-    """The layer with packed weights, or why it has none: they must not be rounded by that."""
+def packed_linear(layer: SparseLinear | PackedLinear, *inputs: Any) -> PackedLinear | str:
+    """The layer with packed weights, or why it has none: nothing must be rounded by that.
+
+    Args:
+        layer: the layer.
+        inputs: dtypes of what it is called with.
+    """
     if isinstance(layer, PackedLinear):
         return layer
-    dtype = jnp.dtype(layer.values[...].dtype if layer.dtype is None else layer.dtype)
+    dtype = layer.dtype
+    if dtype is None:
+        dtype = jnp.result_type(layer.values[...].dtype, *inputs)
+    dtype = jnp.dtype(dtype)
     if dtype.itemsize != 2:
         return f"it computes in {dtype}, and packed weights have 16 bits"
     return PackedLinear.from_sparse(layer, dtype=dtype)
 
 
-def packed_linear_general(layer: SparseLinearGeneral) -> SparseLinearGeneral | str:
+def packed_linear_general(layer: SparseLinearGeneral, *inputs: Any) -> SparseLinearGeneral | str:
     """The same of a linear layer of several dimensions."""
-    linear = packed_linear(layer.linear)
+    linear = packed_linear(layer.linear, *inputs)
     if isinstance(linear, str):
         return linear
     return SparseLinearGeneral(linear, layer.in_features, layer.out_features, axis=layer.axis)
@@ -152,7 +160,12 @@ def dense_linear(layer: SparseLinear | PackedLinear) -> nnx.Linear:
     options = (
         {name: getattr(layer, name) for name in LINEAR_OPTIONS}
         if isinstance(layer, SparseLinear)
-        else {"use_bias": bias is not None, "dtype": dtype, "param_dtype": dtype}
+        else {
+            "use_bias": bias is not None,
+            "dtype": dtype,
+            "param_dtype": dtype,
+            "preferred_element_type": layer.preferred_element_type,
+        }
     )
     return nnx.Linear(
         layer.in_features,

@@ -347,6 +347,9 @@ def _packed_linear(
     found = {key: arrays.get(place) for key, place in at.items()}
     if found["topology"] is not None:
         found["topology"] = _topology(at["topology"], found["topology"])
+    wanted = layer.preferred_element_type
+    if wanted is None and not isinstance(layer, PackedLinear):
+        wanted = layer.dtype  # as PackedLinear.from_sparse
     try:
         weight = Packed.from_arrays(found, _sizes_of(layer)[::-1])
     except (TypeError, ValueError) as error:
@@ -355,7 +358,7 @@ def _packed_linear(
         weight,
         bias=found["bias"],
         activation=saved["activation"],
-        preferred_element_type=layer.preferred_element_type,
+        preferred_element_type=wanted,
     )
 
 

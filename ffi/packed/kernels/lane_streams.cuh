@@ -16,8 +16,8 @@ namespace jaxsparse {
 struct PackedPiece {
   const unsigned char* words;
   const uint32_t* masks;
-  const Words2*
-      panels;     // x: rows all streams are through with when it begins, y: read when it ends
+  // x: rows that all streams are through with when it begins, y: that are read when it ends.
+  const Words2* panels;
   uint32_t rows;  // of words
   uint32_t panel_count;
 
@@ -34,8 +34,6 @@ struct PackedPiece {
         static_cast<const uint32_t*>(p.masks.data) + panel * (kPackedPanelMasks / p.cell) * kWarp;
     panels = static_cast<const Words2*>(p.panels.data) + panel;
   }
-  // There is none of a strip that the matrix lacks.
-  __device__ PackedPiece() : words(nullptr), masks(nullptr), panels(nullptr), rows(0) {}
 };
 
 // What `panels` says, panel by panel: lanes hold those of 32 panels, and the next ones are on their

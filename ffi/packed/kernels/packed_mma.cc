@@ -70,14 +70,14 @@ bool Fits(const PackedProblem& p) {
          PackedWorkspaceBytes(p, config.TileRows(), config.columns) <= p.workspace.bytes;
 }
 
-// Predicted: what shared memory takes of a fragment, or memory for all.
+// Predicted, as an H200 was measured with 8192 x 8192: what a fragment takes of a warp, which is
+// bound by instructions, or memory for all.
 double Cost(const PackedProblem& p) {
-  constexpr double kStart = 2.5, kForPart = 0.3, kShare = 0.9;
+  constexpr double kStart = 3.9, kForPart = 0.3, kOfColumn = 0.6;
   const PackedMmaConfig config = ConfigOf(p);
-  const double clocks = (p.cell == 1 ? 9.9 : 5.2) + config.columns / 4.0;
+  const double clocks = (p.cell == 1 ? 19.0 : 15.0) + kOfColumn * config.columns;
   return kStart +
-         PackedMicroseconds(p, Shape(p).blocks, p.gpu.multiprocessors, config.warps, clocks) /
-             kShare +
+         PackedMicroseconds(p, Shape(p).blocks, p.gpu.multiprocessors, config.warps, clocks) +
          kForPart * static_cast<double>(p.parts);
 }
 
