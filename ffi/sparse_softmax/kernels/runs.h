@@ -18,7 +18,7 @@ struct SparseSoftmaxRunsConfig {
 
 // A warp takes a run of rows, of so many neighbouring units of those that rows are cut into. It has
 // its entries in registers: of each lane so many where they suffice, and the most that there are.
-constexpr int kUnitsOfRun = 2, kFewOfLane = 8, kMostOfLane = 16;
+constexpr int kUnitsOfRun = 4, kFewOfLane = 8, kMostOfLane = 16;
 
 JAXSPARSE_INLINE int64_t SoftmaxRuns(int64_t rows, int64_t nse) {
   return CeilDivide(RowUnits(rows, nse), kUnitsOfRun);

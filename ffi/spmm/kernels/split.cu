@@ -282,7 +282,7 @@ __global__ void __launch_bounds__(kSpmmAddThreads)
   using Acc = Accumulator<T>;
   constexpr int kVector = kConfig.vector, kLanes = kConfig.lanes, kUnits = kConfig.Units();
   constexpr int kGroups = kSpmmAddThreads / kLanes;
-  constexpr int kAhead = kVector == 8 || kLanes < 4 ? 4 : 8;  // parts that a group asks for
+  constexpr int kAhead = kVector == 8 ? 4 : 8;  // parts that a group asks for
   static __shared__ Vector<Acc, kVector> parts[kSpmmAddThreads];
   const int lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes;
   const auto down = static_cast<int>(SpmmSplitBlocksDown(p, kUnits));
@@ -304,7 +304,8 @@ __global__ void __launch_bounds__(kSpmmAddThreads)
       return is_first ? cut.row : -1;
     };
     const int own = static_cast<int>(block % chunks) * kSpmmAddBoundaries;
-    const int row_of_lane = row_of(own + static_cast<int>(threadIdx.x) % kWarp);
+    const int lane_of_warp = static_cast<int>(threadIdx.x) % kWarp;
+    const int row_of_lane = lane_of_warp < kSpmmAddBoundaries ? row_of(own + lane_of_warp) : -1;
     if (waits) WaitForPrologue();
     waits = false;
     // The same in each warp of the block.
@@ -326,10 +327,19 @@ __global__ void __launch_bounds__(kSpmmAddThreads)
                                    IsAligned<Vector<Acc, kVector>>(workspace));
       };
       Vector<Acc, kVector> sums = {};
-      const int64_t behind = int64_t{count} * (group + 1) / kGroups;
-#pragma unroll kAhead
-      for (auto part = static_cast<int>(int64_t{count} * group / kGroups); part < behind; ++part) {
-        AddPart<kVector>(sums.elements, part_at(part));
+      const auto behind = static_cast<int>(int64_t{count} * (group + 1) / kGroups);
+      // All of these are loaded before the first of them is added: compilers do not reorder loads
+      // that are wide or not.
+#pragma unroll 1
+      for (auto part = static_cast<int>(int64_t{count} * group / kGroups); part < behind;
+           part += kAhead) {
+        Vector<Acc, kVector> ahead[kAhead] = {};
+#pragma unroll
+        for (int a = 0; a < kAhead; ++a) {
+          if (part + a < behind) ahead[a] = part_at(part + a);
+        }
+#pragma unroll
+        for (int a = 0; a < kAhead; ++a) AddPart<kVector>(sums.elements, ahead[a]);
       }
       parts[threadIdx.x] = sums;
       __syncthreads();
