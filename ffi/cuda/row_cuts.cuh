@@ -30,7 +30,6 @@ struct CutsOfRows {
     return {Clamp(end.row, begin.row, begin.row + MostRowsOfUnits(kUnits)),
             Clamp(end.entry, begin.entry, begin.entry + MostEntriesOfUnits(kUnits))};
   }
-  __device__ __forceinline__ int RowAt(int unit) const { return Clamp(cuts[unit].row, 0, rows); }
   // Whether a unit begins behind the begin of a row that it has a piece of.
   __device__ __forceinline__ bool IsWithinRow(const RowCut& cut) const {
     return cut.row < rows && cut.entry > offsets[cut.row];

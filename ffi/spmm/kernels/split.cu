@@ -137,7 +137,6 @@ __global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks())
     const CutsOfRows cuts(p.batch, p.pattern, p.row_cuts, entry);
     const int nse = cuts.nse;
     const int unit = Clamp(static_cast<int>(at) * kUnits + group, 0, units);
-    const int behind = Clamp(static_cast<int>(at + 1) * kUnits, 0, units);
     const RowCut begin = cuts.At(unit), end = cuts.EndOf<1>(begin, unit + 1);
     const int64_t column = (static_cast<int64_t>(tile) * kLanes + lane) * kVector;
     // Lanes behind the last column read the first ones, and write nothing.
@@ -235,7 +234,7 @@ __global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks())
     };
     __syncthreads();  // the last parts and rows have been read
     if (lane == 0) first_rows[group] = begin.row;
-    if (threadIdx.x == 0) first_rows[kUnits] = cuts.RowAt(behind);
+    if (lane == 0 && group == kUnits - 1) first_rows[kUnits] = end.row;
     if (wide) {
       add_unit.template operator()<true, kSpmmSplitAtOnce>();
     } else {
