@@ -103,8 +103,7 @@ double Cost(const SpmmProblem& p) {
   const double tiles = static_cast<double>(CeilDivide(p.n, config.Columns()));
   const double issued = kInstructions * entries * tiles * config.lanes / kWarp /
                         (4 * p.gpu.multiprocessors * kClocksOfMicrosecond);
-  return kStart +
-         std::max({x_reads / kL2Bytes, kOverMemory * memory, kOverIssue * issued, kLeast});
+  return kStart + std::max({x_reads / kL2Bytes, kOverMemory * memory, kOverIssue * issued, kLeast});
 }
 
 }  // namespace

@@ -114,12 +114,10 @@ __global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks())
   using Acc = Accumulator<T>;
   constexpr int kVector = kConfig.vector, kLanes = kConfig.lanes, kUnits = kConfig.Units();
   static __shared__ Vector<Acc, kVector> parts[kConfig.Threads()];
-  // Of this block's entry of a batch and the last one's: where rows go, which registers have no
-  // room for beside what is added.
+  // Of the entry of a batch: where rows go, which registers have no room for beside what is added.
   using Result = ResultOfEntry<T, Out>;
-  static __shared__ Result results[kConfig.batched ? 2 : 1];
+  static __shared__ Result result_of_entry;
   static __shared__ int first_rows[kUnits + 1];  // of the block's units, and of the one behind
-  int turn = 0;
   LetNextKernelBegin();
 
   const int lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes;
@@ -130,6 +128,8 @@ __global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks())
   const uint32_t row_bytes = static_cast<uint32_t>(p.n * sizeof(T));
 
   for (uint32_t block = blockIdx.x; block < blocks; block += gridDim.x) {
+    // The last parts and rows have been read. Here nobody waits for loads yet.
+    __syncthreads();
     const uint32_t at = block % down;
     const uint32_t tile = kConfig.batched ? block / down % tiles : block / down;
     const uint32_t entry = kConfig.batched ? block / down / tiles : 0;
@@ -152,17 +152,17 @@ __global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks())
     int row = begin.row, first = begin.entry;
     const auto end_of = [&](int of) { return of < end.row ? m.row_offsets[of + 1] : end.entry; };
     const auto within_unit = [&](int place) { return Clamp(place, first, end.entry); };
-    const bool has_begun = cuts.IsWithinRow(begin);
+    const bool has_begun = cuts.IsWithinRow(begin), is_cut = cuts.IsWithinRow(end);
     // What is left behind the last row that ends is a part of one that goes on: of one that has
     // begun here, or of the unit's only one.
     const bool is_only = has_begun && begin.row == end.row;
-    const bool has_new = !is_only && unit < units && cuts.IsWithinRow(end);
+    const bool has_new = !is_only && unit < units && is_cut;
     int row_end = within_unit(end_of(row)), next_end = end_of(row + 1);
     Vector<Acc, kVector> sums = {};
 
-    if (kConfig.batched && threadIdx.x == 0) results[turn] = m;
+    if (kConfig.batched && threadIdx.x == 0) result_of_entry = m;
     const auto result = [&]() -> Result {
-      if constexpr (kConfig.batched) return results[turn];
+      if constexpr (kConfig.batched) return result_of_entry;
       return m;
     };
 
@@ -232,9 +232,9 @@ __global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks())
         i += kCount;
       } while (i < last);
     };
-    __syncthreads();  // the last parts and rows have been read
     if (lane == 0) first_rows[group] = begin.row;
     if (lane == 0 && group == kUnits - 1) first_rows[kUnits] = end.row;
+    if constexpr (kConfig.batched) __syncthreads();  // before the result is read
     if (wide) {
       add_unit.template operator()<true, kSpmmSplitAtOnce>();
     } else {
@@ -269,7 +269,6 @@ __global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks())
       add_parts(begin.row, &sums);
       leave(SpmmPart::kOfBegun, sums);
     }
-    if (kConfig.batched) turn ^= 1;
   }
 }
 

@@ -46,15 +46,14 @@ void Tests() {
   // ones.
   constexpr int kWhole = kMostOfWholeRow, kPlacesOfRun = kUnitsOfRun * kPlacesOfUnit;
   constexpr int kInFront = kPlacesOfRun - (kWhole + kPlacesOfRow - 1) - 3 * kPlacesOfRow;
-  const std::vector<int> all[] = {{1},
-                                  {700, 0, 0, 1500, 3},
-                                  {kWhole, kWhole, kWhole - 1, 1, 0, kWhole + 1, kWhole + 2, 2,
-                                   5 * kWhole, kWhole},
-                                  {kInFront / 3, kInFront / 3, kInFront - kInFront / 3 * 2, kWhole,
-                                   700},
-                                  {0, 0, 7},
-                                  Skewed(300, 900),
-                                  std::vector<int>(90, 0)};
+  const std::vector<int> all[] = {
+      {1},
+      {700, 0, 0, 1500, 3},
+      {kWhole, kWhole, kWhole - 1, 1, 0, kWhole + 1, kWhole + 2, 2, 5 * kWhole, kWhole},
+      {kInFront / 3, kInFront / 3, kInFront - kInFront / 3 * 2, kWhole, 700},
+      {0, 0, 7},
+      Skewed(300, 900),
+      std::vector<int>(90, 0)};
   for (const std::vector<int>& lengths : all) {
     for (int first : {0, 1}) {
       Test<T, false>(lengths, first, 5);
