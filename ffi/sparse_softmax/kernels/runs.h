@@ -33,7 +33,8 @@ struct PieceOfRow {
 };
 constexpr int kPiecesOfRun = 2;
 
-// Runs at whose pieces a warp of the second kernel looks.
-constexpr int kSoftmaxRunsOfWarp = 4;
+// Runs at whose pieces a warp of the second kernel looks. It takes them one after the other, and
+// waits for memory each time: so there are few.
+constexpr int kSoftmaxRunsOfWarp = 2;
 
 }  // namespace jaxsparse
