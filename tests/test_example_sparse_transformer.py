@@ -45,7 +45,14 @@ SIZES = {"size": 4, "layers": 2, "heads": 2, "hidden": 16, "mlp": 32}
 
 
 def test_examples_are_few_files_that_import_no_experiment() -> None:
-    for name in ("char_rnn", "mobilenet", "pruned_lm", "sparse_transformer", "speech", "tree_sentiment"):
+    for name in (
+        "char_rnn",
+        "mobilenet",
+        "pruned_lm",
+        "sparse_transformer",
+        "speech",
+        "tree_sentiment",
+    ):
         assert len(list((ROOT / "examples" / name).glob("*.py"))) <= 6
     for path in (ROOT / "examples").rglob("*.py"):
         tree = ast.parse(path.read_text())
