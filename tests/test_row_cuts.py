@@ -138,7 +138,8 @@ def test_older_pickles_get_cuts():
 
 
 def test_kernels_for_graphs_are_chosen():
-    topology = topology_of(np.full(3000, 8), 4000)  # not square: its transpose is another problem
+    lengths = np.full(30_000, 8)  # too many for tiled rows to take no longer than launches
+    topology = topology_of(lengths, 40_000)  # not square: its transpose is another problem
     assert topology.layouts["row_cuts"][1] is not None
     a = CSR(jnp.ones(topology.nse), topology)
 
@@ -161,8 +162,8 @@ def test_kernels_for_graphs_are_chosen():
 
 
 def test_other_kernels_serve_without_cuts(monkeypatch):
-    topology = topology_of(np.full(2000, 8), 2000)
-    x = jax.ShapeDtypeStruct((2000, 128), jnp.float32)
+    topology = topology_of(np.full(20_000, 8), 20_000)
+    x = jax.ShapeDtypeStruct((20_000, 128), jnp.float32)
 
     def chosen(topology):
         a = CSR(jnp.ones(topology.nse), topology)

@@ -30,10 +30,11 @@ struct CutsOfRows {
     return {Clamp(end.row, begin.row, begin.row + MostRowsOfUnits(kUnits)),
             Clamp(end.entry, begin.entry, begin.entry + MostEntriesOfUnits(kUnits))};
   }
-  __device__ __forceinline__ int RowAt(int unit) const { return Clamp(cuts[unit].row, 0, rows); }
-  // Whether a unit begins behind the begin of a row that it has a piece of.
+  // Whether a unit begins behind the begin of a row that it has a piece of. Behind the last row,
+  // too, there is an offset: it is loaded without a branch, so that other loads need not wait.
   __device__ __forceinline__ bool IsWithinRow(const RowCut& cut) const {
-    return cut.row < rows && cut.entry > offsets[cut.row];
+    const int begin = offsets[cut.row];
+    return (cut.row < rows) & (cut.entry > begin);
   }
   // The units that have the begin and the end of a long row.
   __device__ __forceinline__ int FirstUnitOf(int row) const {

@@ -7,13 +7,16 @@
 // the row's begin, unless the row is longer than kMostOfWholeRow: then it begins within, and each
 // unit of the row has a piece of it. So a unit is whole rows, at most MostRowsOfUnits(1), with a
 // piece of a long row in front of them or behind.
+//
+// On small graphs, all of whose units run at once, the longest unit sets the time. So units are
+// short, and the longest is twice as long as they are in the mean.
 #pragma once
 
 #include "types.h"
 
 namespace jaxsparse {
 
-constexpr int kPlacesOfUnit = 128, kPlacesOfRow = 4, kMostOfWholeRow = 256;
+constexpr int kPlacesOfUnit = 64, kPlacesOfRow = 4, kMostOfWholeRow = 64;
 // Of neighbouring units: they begin at most one short row in front of their place.
 constexpr int MostRowsOfUnits(int units) { return units * kPlacesOfUnit / kPlacesOfRow + 1; }
 constexpr int MostEntriesOfUnits(int units) { return units * kPlacesOfUnit + kMostOfWholeRow; }

@@ -155,7 +155,8 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads, kConfig.Blocks(sizeof(T))
     SparseSoftmaxRuns(const __grid_constant__ SparseSoftmaxProblem p) {
   using Acc = Accumulator<T>;
   constexpr int kWarps = kSoftmaxRunsThreads / kWarp;
-  static_assert(kMostOfLane * kWarp >= MostEntriesOfUnits(kUnitsOfRun));
+  // Lanes begin up to kRun - 1 entries in front of the run, where a load is aligned.
+  static_assert(kMostOfLane * kWarp >= MostEntriesOfUnits(kUnitsOfRun) + kRun - 1);
   static __shared__ uint32_t bits[kWarps][kMostOfLane];  // for each entry, whether a row begins
   LetNextKernelBegin();
   const int lane = threadIdx.x % kWarp;

@@ -114,12 +114,10 @@ __global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks())
   using Acc = Accumulator<T>;
   constexpr int kVector = kConfig.vector, kLanes = kConfig.lanes, kUnits = kConfig.Units();
   static __shared__ Vector<Acc, kVector> parts[kConfig.Threads()];
-  // Of this block's entry of a batch and the last one's: where rows go, which registers have no
-  // room for beside what is added.
+  // Of the entry of a batch: where rows go, which registers have no room for beside what is added.
   using Result = ResultOfEntry<T, Out>;
-  static __shared__ Result results[kConfig.batched ? 2 : 1];
+  static __shared__ Result result_of_entry;
   static __shared__ int first_rows[kUnits + 1];  // of the block's units, and of the one behind
-  int turn = 0;
   LetNextKernelBegin();
 
   const int lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes;
@@ -130,6 +128,8 @@ __global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks())
   const uint32_t row_bytes = static_cast<uint32_t>(p.n * sizeof(T));
 
   for (uint32_t block = blockIdx.x; block < blocks; block += gridDim.x) {
+    // The last parts and rows have been read. Here nobody waits for loads yet.
+    __syncthreads();
     const uint32_t at = block % down;
     const uint32_t tile = kConfig.batched ? block / down % tiles : block / down;
     const uint32_t entry = kConfig.batched ? block / down / tiles : 0;
@@ -137,7 +137,6 @@ __global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks())
     const CutsOfRows cuts(p.batch, p.pattern, p.row_cuts, entry);
     const int nse = cuts.nse;
     const int unit = Clamp(static_cast<int>(at) * kUnits + group, 0, units);
-    const int behind = Clamp(static_cast<int>(at + 1) * kUnits, 0, units);
     const RowCut begin = cuts.At(unit), end = cuts.EndOf<1>(begin, unit + 1);
     const int64_t column = (static_cast<int64_t>(tile) * kLanes + lane) * kVector;
     // Lanes behind the last column read the first ones, and write nothing.
@@ -153,17 +152,17 @@ __global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks())
     int row = begin.row, first = begin.entry;
     const auto end_of = [&](int of) { return of < end.row ? m.row_offsets[of + 1] : end.entry; };
     const auto within_unit = [&](int place) { return Clamp(place, first, end.entry); };
-    const bool has_begun = cuts.IsWithinRow(begin);
+    const bool has_begun = cuts.IsWithinRow(begin), is_cut = cuts.IsWithinRow(end);
     // What is left behind the last row that ends is a part of one that goes on: of one that has
     // begun here, or of the unit's only one.
     const bool is_only = has_begun && begin.row == end.row;
-    const bool has_new = !is_only && unit < units && cuts.IsWithinRow(end);
+    const bool has_new = !is_only && unit < units && is_cut;
     int row_end = within_unit(end_of(row)), next_end = end_of(row + 1);
     Vector<Acc, kVector> sums = {};
 
-    if (kConfig.batched && threadIdx.x == 0) results[turn] = m;
+    if (kConfig.batched && threadIdx.x == 0) result_of_entry = m;
     const auto result = [&]() -> Result {
-      if constexpr (kConfig.batched) return results[turn];
+      if constexpr (kConfig.batched) return result_of_entry;
       return m;
     };
 
@@ -233,9 +232,9 @@ __global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks())
         i += kCount;
       } while (i < last);
     };
-    __syncthreads();  // the last parts and rows have been read
     if (lane == 0) first_rows[group] = begin.row;
-    if (threadIdx.x == 0) first_rows[kUnits] = cuts.RowAt(behind);
+    if (lane == 0 && group == kUnits - 1) first_rows[kUnits] = end.row;
+    if constexpr (kConfig.batched) __syncthreads();  // before the result is read
     if (wide) {
       add_unit.template operator()<true, kSpmmSplitAtOnce>();
     } else {
@@ -270,7 +269,6 @@ __global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks())
       add_parts(begin.row, &sums);
       leave(SpmmPart::kOfBegun, sums);
     }
-    if (kConfig.batched) turn ^= 1;
   }
 }
 
@@ -282,7 +280,7 @@ __global__ void __launch_bounds__(kSpmmAddThreads)
   using Acc = Accumulator<T>;
   constexpr int kVector = kConfig.vector, kLanes = kConfig.lanes, kUnits = kConfig.Units();
   constexpr int kGroups = kSpmmAddThreads / kLanes;
-  constexpr int kAhead = kVector == 8 || kLanes < 4 ? 4 : 8;  // parts that a group asks for
+  constexpr int kAhead = kVector == 8 ? 4 : 8;  // parts that a group asks for
   static __shared__ Vector<Acc, kVector> parts[kSpmmAddThreads];
   const int lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes;
   const auto down = static_cast<int>(SpmmSplitBlocksDown(p, kUnits));
@@ -304,7 +302,8 @@ __global__ void __launch_bounds__(kSpmmAddThreads)
       return is_first ? cut.row : -1;
     };
     const int own = static_cast<int>(block % chunks) * kSpmmAddBoundaries;
-    const int row_of_lane = row_of(own + static_cast<int>(threadIdx.x) % kWarp);
+    const int lane_of_warp = static_cast<int>(threadIdx.x) % kWarp;
+    const int row_of_lane = lane_of_warp < kSpmmAddBoundaries ? row_of(own + lane_of_warp) : -1;
     if (waits) WaitForPrologue();
     waits = false;
     // The same in each warp of the block.
@@ -326,10 +325,19 @@ __global__ void __launch_bounds__(kSpmmAddThreads)
                                    IsAligned<Vector<Acc, kVector>>(workspace));
       };
       Vector<Acc, kVector> sums = {};
-      const int64_t behind = int64_t{count} * (group + 1) / kGroups;
-#pragma unroll kAhead
-      for (auto part = static_cast<int>(int64_t{count} * group / kGroups); part < behind; ++part) {
-        AddPart<kVector>(sums.elements, part_at(part));
+      const auto behind = static_cast<int>(int64_t{count} * (group + 1) / kGroups);
+      // All of these are loaded before the first of them is added: compilers do not reorder loads
+      // that are wide or not.
+#pragma unroll 1
+      for (auto part = static_cast<int>(int64_t{count} * group / kGroups); part < behind;
+           part += kAhead) {
+        Vector<Acc, kVector> ahead[kAhead] = {};
+#pragma unroll
+        for (int a = 0; a < kAhead; ++a) {
+          if (part + a < behind) ahead[a] = part_at(part + a);
+        }
+#pragma unroll
+        for (int a = 0; a < kAhead; ++a) AddPart<kVector>(sums.elements, ahead[a]);
       }
       parts[threadIdx.x] = sums;
       __syncthreads();

@@ -42,7 +42,9 @@ JAXSPARSE_INLINE int64_t SpmmPartAt(const SpmmProblem& p, int64_t down, int64_t 
 }
 
 // The kernel that adds parts: a block looks at so many boundaries between blocks of the first one,
-// a lane at each.
-constexpr int kSpmmAddThreads = 256, kSpmmAddBoundaries = kWarp;
+// a lane at each. It adds the rows that it finds one after the other, and waits for memory each
+// time: so there are few.
+constexpr int kSpmmAddThreads = 256, kSpmmAddBoundaries = 4;
+static_assert(kSpmmAddBoundaries <= kWarp);
 
 }  // namespace jaxsparse

@@ -42,14 +42,18 @@ std::vector<int> Skewed(int rows, int longest) {
 template <typename T>
 void Tests() {
   // Rows that are empty, about as long as what counts as long, in pieces, and one behind the other;
-  // a run with the most entries that there can be, behind the first 249; random ones.
-  const std::vector<int> all[] = {{1},
-                                  {700, 0, 0, 1500, 3},
-                                  {256, 256, 255, 1, 0, 257, 258, 2, 256},
-                                  {249, 256, 700},
-                                  {0, 0, 7},
-                                  Skewed(300, 900),
-                                  std::vector<int>(90, 0)};
+  // a run with the most entries that there can be, of which the first are in no run of four; random
+  // ones.
+  constexpr int kWhole = kMostOfWholeRow, kPlacesOfRun = kUnitsOfRun * kPlacesOfUnit;
+  constexpr int kInFront = kPlacesOfRun - (kWhole + kPlacesOfRow - 1) - 3 * kPlacesOfRow;
+  const std::vector<int> all[] = {
+      {1},
+      {700, 0, 0, 1500, 3},
+      {kWhole, kWhole, kWhole - 1, 1, 0, kWhole + 1, kWhole + 2, 2, 5 * kWhole, kWhole},
+      {kInFront / 3, kInFront / 3, kInFront - kInFront / 3 * 2, kWhole, 700},
+      {0, 0, 7},
+      Skewed(300, 900),
+      std::vector<int>(90, 0)};
   for (const std::vector<int>& lengths : all) {
     for (int first : {0, 1}) {
       Test<T, false>(lengths, first, 5);
