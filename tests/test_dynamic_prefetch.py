@@ -135,6 +135,7 @@ INTERRUPTED = """
 import signal, threading
 import numpy as np
 from jaxsparse.dynamic import Graphs, Layout, prefetch
+signal.signal(signal.SIGINT, signal.default_int_handler)  # A shell's background job ignores it.
 goes_on, main = threading.Event(), threading.main_thread()
 def batches():
     yield [0]

@@ -131,7 +131,9 @@ def test_export():
     for run, operands in ((lambda x: packed(x), ()), (apply, (pure,))):
         exported = jax.export.export(jax.jit(run))(*operands, shape)
         program = jax.export.deserialize(exported.serialize())
-        np.testing.assert_array_equal(program.call(*operands, x), packed(x))
+        # On a GPU packed(x) has a kernel and this has none, whose bias XLA may not round.
+        got, expected = (np.asarray(y, np.float32) for y in (program.call(*operands, x), packed(x)))
+        np.testing.assert_allclose(got, expected, rtol=0.01, atol=0.01)
 
 
 def test_gradients():

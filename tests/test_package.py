@@ -172,7 +172,9 @@ def assert_calls_are_equal(function, shapes, program):
         operands = [
             jnp.asarray(rng.standard_normal(sized(shape, b)), jnp.float32) for shape in shapes
         ]
-        np.testing.assert_array_equal(program.call(*operands), jax.jit(function)(*operands))
+        got, expected = program.call(*operands), jax.jit(function)(*operands)
+        # Where sizes are open a kernel runs for which XLA is faster where they are known.
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", EXPORTED)
