@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.device_case import DeviceCase
 from benchmarks.implementations import Implementation
 from benchmarks.memory import memory_limit
 from benchmarks.operations import (
@@ -25,7 +25,7 @@ from jaxsparse.timing import Program
 
 
 @dataclass(frozen=True)
-class OperationCase:
+class OperationCase(DeviceCase):
     """One implementation in one dtype on one problem."""
 
     problem: Problem
@@ -34,18 +34,11 @@ class OperationCase:
     passes: tuple[str, ...]
 
     counted = "rows_checked"
-    timer = "device"
-
-    @property
-    def key(self) -> object:
-        """Itself: no two take the same time."""
-        return self
 
     @property
     def traced(self) -> bool:
         """Whether the device's time is meant, and there is a device."""
-        on_device = MEASURED[self.problem.operation].on_device
-        return jax.default_backend() == "gpu" and on_device
+        return super().traced and MEASURED[self.problem.operation].on_device
 
     def description(self, passed: str) -> Row:
         """What a row says of problem and implementation."""

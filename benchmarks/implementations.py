@@ -113,10 +113,13 @@ def forced(operation: str, variant: str) -> Implementation:
 def variants(operation: str) -> list[str]:
     """The variants that can be forced on this platform."""
     kernel = MEASURED[operation].kernel
-    if kernel is None:
-        return []
+    return [] if kernel is None else variants_of(kernel)
+
+
+def variants_of(target: str) -> list[str]:
+    """The variants of a target's kernels that this platform has."""
     platform = "cuda" if jax.default_backend() == "gpu" else jax.default_backend()
-    return list(backend.TARGETS[kernel]["variants"].get(platform, []))
+    return list(backend.TARGETS[target]["variants"].get(platform, []))
 
 
 def _dense_products(

@@ -11,9 +11,9 @@ import pytest
 from bench_commands import refused
 from checks import PLATFORM
 
-from benchmarks import choices
+from benchmarks import choices, copies
 from benchmarks.__main__ import main
-from benchmarks.decode import copies, implementations, problems, report
+from benchmarks.decode import implementations, problems, report
 from benchmarks.decode.cases import DecodeCase
 from benchmarks.masks import selection
 from benchmarks.panels import Panel

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable
 from dataclasses import dataclass
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.decode import copies
+from benchmarks import copies
 from benchmarks.decode.implementations import Implementation
 from benchmarks.decode.problems import KEY_HEADS, Problem
+from benchmarks.device_case import DeviceCase
 from benchmarks.operations import TOLERANCE
 from benchmarks.run import Check, Row
 from jaxsparse.timing import Program
@@ -21,7 +20,7 @@ _CHECKED = 2  # sequences
 
 
 @dataclass(frozen=True)
-class DecodeCase:
+class DecodeCase(DeviceCase):
     """One implementation in one dtype on one problem."""
 
     problem: Problem
@@ -30,17 +29,6 @@ class DecodeCase:
 
     passes = ("forward",)
     counted = "rows_checked"
-    timer = "device"
-
-    @property
-    def key(self) -> Hashable:
-        """Each takes its own time."""
-        return self
-
-    @property
-    def traced(self) -> bool:
-        """Whether there is a device whose time can be had."""
-        return jax.default_backend() == "gpu"
 
     def description(self, passed: str) -> Row:
         """What a row says of problem and implementation."""

@@ -13,9 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.decode.problems import PAGE, Problem
-from benchmarks.implementations import DTYPES
+from benchmarks.implementations import DTYPES, variants_of
 from benchmarks.peer_programs import needs_gpu, needs_torch
-from jaxsparse import backend
 from jaxsparse.block_mask import BlockMask
 from jaxsparse.ops.sparse_attention import sparse_attention
 from jaxsparse.timing import Program
@@ -172,8 +171,7 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
 
 def variants() -> list[str]:
     """The variants that can be forced on this platform."""
-    platform = "cuda" if jax.default_backend() == "gpu" else jax.default_backend()
-    return list(backend.TARGETS["attention"]["variants"].get(platform, []))
+    return variants_of("attention")
 
 
 def forced(variant: str) -> Implementation:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 
-from benchmarks.decode import copies
+from benchmarks import copies
 from benchmarks.depthwise.implementations import Implementation
 from benchmarks.depthwise.problems import Problem
+from benchmarks.device_case import DeviceCase
 from benchmarks.operations import TOLERANCE
 from benchmarks.run import Check, Row
 from jaxsparse.timing import Program
@@ -21,7 +21,7 @@ ENDS = [0, -1]  # of images and of channels, which are checked
 
 
 @dataclass(frozen=True)
-class DepthwiseCase:
+class DepthwiseCase(DeviceCase):
     """One implementation in one dtype on one layer."""
 
     problem: Problem
@@ -30,17 +30,6 @@ class DepthwiseCase:
     passes: tuple[str, ...]
 
     counted = "values_checked"
-    timer = "device"
-
-    @property
-    def key(self) -> Hashable:
-        """Each takes its own time."""
-        return self
-
-    @property
-    def traced(self) -> bool:
-        """Whether there is a device whose time can be had."""
-        return jax.default_backend() == "gpu"
 
     def description(self, passed: str) -> Row:
         """What a row says of problem and implementation."""

@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.implementations import DTYPES
-from jaxsparse import backend, depthwise_conv
+from benchmarks.implementations import DTYPES, variants_of
+from jaxsparse import depthwise_conv
 
 # Where the axes of (c, n, h, w) are.
 CNHW, NCHW, NHWC = (0, 1, 2, 3), (1, 0, 2, 3), (1, 2, 3, 0)
@@ -91,8 +91,7 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
 
 def variants() -> list[str]:
     """The variants that can be forced on this platform."""
-    platform = "cuda" if jax.default_backend() == "gpu" else jax.default_backend()
-    return list(backend.TARGETS["depthwise"]["variants"].get(platform, []))
+    return variants_of("depthwise")
 
 
 def forced(variant: str) -> Implementation:

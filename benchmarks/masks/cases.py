@@ -7,8 +7,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-
+from benchmarks.device_case import DeviceCase
 from benchmarks.masks import reference
 from benchmarks.masks.implementations import Implementation
 from benchmarks.masks.made import Made, timed
@@ -19,7 +18,7 @@ from jaxsparse.timing import Program
 
 
 @dataclass(frozen=True)
-class MaskCase:
+class MaskCase(DeviceCase):
     """One implementation in one dtype on one mask."""
 
     problem: Problem
@@ -28,19 +27,13 @@ class MaskCase:
     passes: tuple[str, ...]
 
     counted = "rows_checked"
-    timer = "device"
 
     @property
     def key(self) -> Hashable:
         """What sees all earlier positions takes the same time on all masks of one length."""
         if self.implementation.causal:
             return (self.implementation.name, self.dtype, self.problem.length, self.problem.n)
-        return self
-
-    @property
-    def traced(self) -> bool:
-        """Whether there is a device whose time can be had."""
-        return jax.default_backend() == "gpu"
+        return super().key
 
     def description(self, passed: str) -> Row:
         """What a row says of problem and implementation."""

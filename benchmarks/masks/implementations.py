@@ -6,15 +6,12 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import jax
-
-from benchmarks.implementations import DTYPES, PASSES
+from benchmarks.implementations import DTYPES, PASSES, variants_of
 from benchmarks.masks import jax_programs
 from benchmarks.masks.flex import flex_attention
 from benchmarks.masks.made import Made
 from benchmarks.masks.problems import Problem
 from benchmarks.peer_programs import needs_cpu, needs_gpu, needs_tokamax, needs_torch
-from jaxsparse import backend
 
 _SIXTEEN_BITS = ("bfloat16", "float16")
 _MOST_ENTRIES = 20_000_000
@@ -122,6 +119,4 @@ def forced(variant: str) -> Implementation:
 
 def variants() -> list[str]:
     """The variants that can be forced on this platform, of those that take a block mask."""
-    platform = "cuda" if jax.default_backend() == "gpu" else jax.default_backend()
-    names = backend.TARGETS["attention"]["variants"].get(platform, [])
-    return [name for name in names if not name.startswith("csr")]
+    return [name for name in variants_of("attention") if not name.startswith("csr")]

@@ -1,4 +1,4 @@
-"""How fast the device copies, which reading keys and values is compared with."""
+"""How fast the device copies, which what is bound by memory is compared with."""
 
 from __future__ import annotations
 
