@@ -132,8 +132,9 @@ def test_export():
         exported = jax.export.export(jax.jit(run))(*operands, shape)
         program = jax.export.deserialize(exported.serialize())
         # On a GPU packed(x) has a kernel and this has none, whose bias XLA may not round.
+        rounding = 0.01 if jax.default_backend() == "gpu" else 0
         got, expected = (np.asarray(y, np.float32) for y in (program.call(*operands, x), packed(x)))
-        np.testing.assert_allclose(got, expected, rtol=0.01, atol=0.01)
+        np.testing.assert_allclose(got, expected, rtol=rounding, atol=rounding)
 
 
 def test_gradients():

@@ -166,20 +166,24 @@ def exported(name, **options):
     return function, shapes, export.deserialize(program)
 
 
-def assert_calls_are_equal(function, shapes, program):
+def assert_calls_are_equal(function, shapes, program, rounding=0.0):
     rng = np.random.default_rng(0)
     for b in 1, 3:
         operands = [
             jnp.asarray(rng.standard_normal(sized(shape, b)), jnp.float32) for shape in shapes
         ]
         got, expected = program.call(*operands), jax.jit(function)(*operands)
-        # Where sizes are open a kernel runs for which XLA is faster where they are known.
-        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(got, expected, rtol=rounding, atol=rounding)
 
 
 @pytest.mark.parametrize("name", EXPORTED)
 def test_export(name):
-    assert_calls_are_equal(*exported(name, disabled_checks=jaxsparse.EXPORT_DISABLED_CHECKS))
+    # On a GPU XLA computes small convolutions, but not where a size is open.
+    another_form = name == "depthwise_conv" and jax.default_backend() == "gpu"
+    assert_calls_are_equal(
+        *exported(name, disabled_checks=jaxsparse.EXPORT_DISABLED_CHECKS),
+        rounding=1e-5 if another_form else 0.0,
+    )
 
 
 @pytest.mark.parametrize("name", ["spmm", "gradient"])
