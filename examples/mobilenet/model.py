@@ -173,8 +173,9 @@ def prune_by_magnitude(model: MobileNet, sparsity: float) -> None:
     """Sets the smallest weights of each convolution of 1 x 1 to 0, in place."""
     for block in model.blocks:
         kernel = np.array(block.mix.layer.kernel[...])
-        smallest = np.argsort(np.abs(kernel), axis=None)[: round(sparsity * kernel.size)]
-        kernel.flat[smallest] = 0
+        pruned = round(sparsity * kernel.size)
+        order = np.argpartition(np.abs(kernel), max(pruned - 1, 0), axis=None)
+        kernel.flat[order[:pruned]] = 0
         block.mix.layer.kernel[...] = jnp.asarray(kernel)
 
 

@@ -83,13 +83,18 @@ def measure(
         quartiles, and ``megabytes``.
     """
     cases, programs = [], []
-    with jax.default_device(device):
-        for name, model in models.items():
+    for name, model in models.items():
+        # By a CPU, which compiles what each shape of weights takes soonest.
+        with jax.default_device(jax.local_devices(backend="cpu")[0]):
             folded = for_inference(model, images, sparse=sparse[name])
-            for form in forms_on(device, sparse=sparse[name]):
-                ready = with_dtype(folded, FORMS[form].dtype)
-                programs.append(program(ready, images, FORMS[form], device))
-                cases.append((name, form, megabytes(ready)))
+            forms = {
+                form: with_dtype(folded, FORMS[form].dtype)
+                for form in forms_on(device, sparse=sparse[name])
+            }
+        for form, ready in forms.items():
+            programs.append(program(ready, images, FORMS[form], device))
+            cases.append((name, form, megabytes(ready)))
+    with jax.default_device(device):
         timings = timing.measure_in_turns(
             programs, seconds=seconds, repeats=REPEATS, on_device=device.platform != "cpu"
         )
@@ -126,6 +131,19 @@ def program(model: MobileNet, images: np.ndarray, form: Form, device: jax.Device
     )
 
 
+def random_model(width: float, resolution: int, classes: int) -> MobileNet:
+    """A model with random weights, drawn by NumPy: JAX compiles its draws for each shape anew."""
+    rng = np.random.default_rng(0)
+    abstract = nnx.eval_shape(lambda: MobileNet(width, resolution, 3, classes, seed=0))
+    graph, params, statistics = nnx.split(abstract, nnx.Param, ...)
+    params = jax.tree.map(
+        lambda x: jnp.asarray(0.1 * rng.standard_normal(x.shape, np.float32)), params
+    )
+    statistics = jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), statistics)
+    model: MobileNet = nnx.merge(graph, params, statistics)
+    return model
+
+
 def papers_models(
     resolution: int, classes: int
 ) -> tuple[dict[str, MobileNet], dict[str, bool], dict[str, tuple[float, int]]]:
@@ -137,7 +155,7 @@ def papers_models(
     for kind, rows in PAPER.items():
         for width, accuracy, frames in rows:
             name = f"{kind} {width:g}"
-            model = MobileNet(width, resolution, 3, classes, seed=0)
+            model = random_model(width, resolution, classes)
             if kind == "sparse":
                 prune_by_magnitude(model, PAPER_SPARSITY)
             models[name], sparse[name] = model, kind == "sparse"
