@@ -54,7 +54,8 @@ class PackedPanelsOfX {
       }
     } else {
       // All numbers of some lines at once: each load waits for memory.
-      constexpr int kAtOnce = kLines / kDown < 4 ? kLines / kDown : 4;
+      constexpr int kMost = kConfig.SharesRegisters() ? 1 : 4;  // that registers have room for
+      constexpr int kAtOnce = kLines / kDown < kMost ? kLines / kDown : kMost;
 #pragma unroll 1
       for (int first = lane / kAcross; first < kLines; first += kAtOnce * kDown) {
         T numbers[kAtOnce][kVector];

@@ -32,10 +32,10 @@ KernelSource Source(const PackedProblem& p) {
           KernelExpression(
               "PackedWgmma",
               {TypeName(p.dtype), TypeName(p.out_dtype),
-               ConfigExpression("PackedWgmmaConfig",
-                                {Field("cell", config.cell), Field("columns", config.columns),
-                                 Field("ranges", config.ranges),
-                                 Field("x_on_left", config.x_on_left)})})};
+               ConfigExpression(
+                   "PackedWgmmaConfig",
+                   {Field("cell", config.cell), Field("columns", config.columns),
+                    Field("ranges", config.ranges), Field("x_on_left", config.x_on_left)})})};
 }
 
 LaunchShape Shape(const PackedProblem& p) {

@@ -35,7 +35,7 @@ __device__ __forceinline__ void ProduceRange(const PackedPanelsOfX<T, kConfig>& 
     if (lane < kConfig.Strips()) words.Turn(panel);
     __syncwarp();
     if (panel == 0) {
-#pragma unroll
+#pragma unroll 1
       for (uint32_t first = 0; first < kStages; ++first) {
         if (first < panels) x.Copy(first, first);
         else CommitCopies();
@@ -85,7 +85,7 @@ __device__ __forceinline__ void SumPiece(const PackedPanelsOfX<T, kConfig>& x,
     uint32_t mask = 0;
 #pragma unroll
     for (int first = 0; first < kOfPanel; first += kFragments) {
-      uint32_t(&made)[kFragments][4] = a[first / kFragments % 2];
+      uint32_t (&made)[kFragments][4] = a[first / kFragments % 2];
       if (first % kOfStep == 0) mask = words.Mask(first / kOfStep);
       if (first % kOfWrap == 0) streams.Wrap();
 #pragma unroll
@@ -103,8 +103,7 @@ __device__ __forceinline__ void SumPiece(const PackedPanelsOfX<T, kConfig>& x,
       FenceProducts();
 #pragma unroll
       for (int f = 0; f < kFragments; ++f) {
-        MultiplyAdd<!kConfig.x_on_left>(T(), of_panel, made[f],
-                                        x.Matrix(stage, (first + f) * 16));
+        MultiplyAdd<!kConfig.x_on_left>(T(), of_panel, made[f], x.Matrix(stage, (first + f) * 16));
       }
       CommitProducts();
     }
@@ -137,10 +136,9 @@ __global__ void __launch_bounds__(kConfig.Threads(), 1)
   const int range = multiplies ? warp / kStrips : warp - kWarps;
   const int64_t part = rank * kRanges + range;
   const PackedTurns<kConfig> turns(packed_shared, range);
-  const PackedPanelsOfX<T, kConfig> x(
-      p, part * panels * kPackedPanelColumns, first_column,
-      AddressOfShared(packed_shared) + kConfig.PanelsAt() +
-          range * kConfig.Stages() * kConfig.PanelBytes());
+  const PackedPanelsOfX<T, kConfig> x(p, part * panels * kPackedPanelColumns, first_column,
+                                      AddressOfShared(packed_shared) + kConfig.PanelsAt() +
+                                          range * kConfig.Stages() * kConfig.PanelBytes());
   const auto piece_of = [&](int64_t strip) {
     const bool exists = strip < PackedStrips(p);
     PackedPiece piece(p, exists ? strip * p.parts + part : part);
@@ -150,15 +148,18 @@ __global__ void __launch_bounds__(kConfig.Threads(), 1)
 
   constexpr int kThreadsOfRange = (kStrips + 1) * kWarp;
   if (!multiplies) {
-    const PackedPiece piece = piece_of(first_strip + threadIdx.x % kWarp % kStrips);
-    if (threadIdx.x % kWarp == 0) {
-      turns.Init();
-      FenceShared();
+    if constexpr (kConfig.SharesRegisters()) GiveUpRegisters<kConfig.kProducerRegisters>();
+    if (range < kRanges) {
+      const PackedPiece piece = piece_of(first_strip + threadIdx.x % kWarp % kStrips);
+      if (threadIdx.x % kWarp == 0) {
+        turns.Init();
+        FenceShared();
+      }
+      __syncwarp();
+      ArriveAt<kThreadsOfRange>(kRangeBarriers + range);
+      ProduceRange<T>(x, turns, piece, panels);
+      __syncwarp();
     }
-    __syncwarp();
-    ArriveAt<kThreadsOfRange>(kRangeBarriers + range);
-    ProduceRange<T>(x, turns, piece, panels);
-    __syncwarp();
     if (blocks > 1) {
       ClusterBarrier();
       ClusterBarrier();
@@ -166,6 +167,7 @@ __global__ void __launch_bounds__(kConfig.Threads(), 1)
     return;
   }
 
+  if constexpr (kConfig.SharesRegisters()) TakeRegisters<kConfig.kConsumerRegisters>();
   const int strip_of_block = warp % kStrips;
   const int64_t strip = first_strip + strip_of_block;
   float sums[kTiles][4] = {};

@@ -16,19 +16,27 @@ struct PackedWgmmaConfig {
   int ranges = 1;   // of columns of the matrix that a block multiplies, a part each: 1, 2 or 4
   bool x_on_left = false;
 
-  static constexpr int warps = 16;  // that multiply, a strip of a range each
-  static constexpr int kTurns = 4;  // of words and masks under way
+  static constexpr int warps = 16;      // that multiply, a strip of a range each
+  static constexpr int kProducers = 4;  // warps that copy, one for each range and spare ones
+  static constexpr int kTurns = 4;      // of words and masks under way
 
   constexpr int Strips() const { return warps / ranges; }
-  // And a warp for each range that has words, masks and x copied.
-  constexpr int Threads() const { return (warps + ranges) * kWarp; }
+  constexpr int Threads() const { return (warps + kProducers) * kWarp; }
   constexpr int TileRows() const { return Strips() * kPackedStripRows; }
+  // Of a thread: where there are most sums, producers leave some to those that multiply. Together
+  // all have what the block begins with, so many each.
+  constexpr bool SharesRegisters() const { return columns > 32; }
+  static constexpr int kRegisters = 96, kConsumerRegisters = 104, kProducerRegisters = 64;
+  static_assert(warps * kConsumerRegisters + kProducers * kProducerRegisters ==
+                (warps + kProducers) * kRegisters);
   // Fragments that are made while tensor cores read as many others: all that registers have room
   // for.
-  constexpr int Fragments() const { return columns <= 32 ? 4 : 2; }
+  constexpr int Fragments() const { return columns <= 16 ? 4 : 2; }
 
   // Panels of x of a range, and rows of words: as many as there is room for.
-  constexpr int Stages() const { return ranges * columns <= 32 ? 4 : ranges * columns <= 64 ? 3 : 2; }
+  constexpr int Stages() const {
+    return ranges * columns <= 32 ? 4 : ranges * columns <= 64 ? 3 : 2;
+  }
   constexpr int RingRows() const {
     return (kSharedBytes - warps * kTurns * PackedMasksBytes(cell) - XBytes() - NotesBytes() -
             BarriersBytes()) /
