@@ -198,7 +198,7 @@ class Packed:
             *leaves,
             *entries,
             shape=(int(shape[0]), int(shape[1])),
-            cell=2 if steps and steps * 2 == count * 4 else 1,
+            cell=2 if steps and steps == count * masks_of_panel(2) else 1,
             parts=max(masks.shape[0] // strips, 1) if strips and masks.ndim == 3 else 1,
         )
         check_shapes("Packed.from_arrays", packed)
