@@ -53,7 +53,7 @@ class Packed:
         values: ``(w, 64)``, bfloat16 or float16: rows of two numbers for each lane.
         masks: uint32 ``(p, s, 32)``: which places of each of p pieces are stored.
         starts: int32 ``(p + 1,)``: the rows of ``values`` in front of each piece.
-        panels: int32 ``(p, t, 2)``: which rows a piece reads for each 256 columns.
+        panels: int32 ``(p, t, 2)``: which rows a piece reads for each 128 columns.
         rows: int32 ``(m,)``: the order of the rows, 16 of which make a strip.
         sources: int32 ``(w, 64)``: the stored entry of each number, or ``nse`` for none; only of a
             trainable one, else None.
@@ -198,7 +198,7 @@ class Packed:
             *leaves,
             *entries,
             shape=(int(shape[0]), int(shape[1])),
-            cell=2 if steps and steps * 2 == count * 4 else 1,
+            cell=2 if steps and steps == count * masks_of_panel(2) else 1,
             parts=max(masks.shape[0] // strips, 1) if strips and masks.ndim == 3 else 1,
         )
         check_shapes("Packed.from_arrays", packed)
@@ -344,15 +344,17 @@ def _cell_for(density: float) -> int:
 
 def _parts_for(m: int, k: int, most: int) -> int:
     """The number of parts by which the blocks of an H200 are done first."""
-    groups = math.ceil(m / (8 * STRIP_ROWS))
 
     def clocks(parts: int) -> float:
-        # The blocks of all parts are a cluster, in one of eight groups of multiprocessors.
-        at_once = 132 if parts <= 2 else 8 * (16 // parts * parts)
-        waves = math.ceil(groups * parts / at_once)
+        # A block of sixteen warps has up to four parts, and others those that are left: a cluster.
+        ranges = math.gcd(parts, 4)
+        blocks = parts // ranges
+        # More than two are in one of eight groups of multiprocessors, of which some are smaller.
+        at_once = 132 if blocks <= 2 else (8 * (16 // blocks) - 2) * blocks
+        waves = math.ceil(math.ceil(m * ranges / (16 * STRIP_ROWS)) * blocks / at_once)
         panels = math.ceil(k / (PANEL_COLUMNS * parts))
-        # Of eight strips a panel has 128 fragments. Each doubling pads streams by 3 to 10 %.
-        return waves * (panels * 128 * 12 + 1000) * (1 + 0.05 * math.log2(parts)) + 500 * parts
+        # Of sixteen warps a panel has 128 fragments. Each doubling pads streams by 3 to 10 %.
+        return waves * (panels * 128 * 11 + 1000) * (1 + 0.05 * math.log2(parts)) + 700 * blocks
 
     return min(range(1, most + 1), key=clocks)
 

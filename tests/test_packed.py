@@ -39,7 +39,7 @@ PATTERNS |= {"striped": lambda: striped(33, 1500, 512)}
 
 
 def parts_that_fit(topology, parts):
-    return min(parts, max(-(-topology.shape[1] // 256), 1))
+    return min(parts, max(-(-topology.shape[1] // 128), 1))
 
 
 @pytest.mark.parametrize("cell, parts", FORMS)
@@ -75,12 +75,12 @@ def test_back_to_rows():
 
 
 def test_few_rows_serve_a_panel():
-    """Whatever the pattern is, in a ring of 128 rows; and there is little padding."""
+    """Whatever the pattern is, in a ring of 64 rows; and there is little padding."""
     for name in ("striped", "0_percent", "50_percent", "uneven", "full"):
         for cell in 1, 2:
             packed = random_matrix(PATTERNS[name]()).pack(cell=cell, parts=1)
             free, needed = np.moveaxis(np.asarray(packed.panels), -1, 0)
-            assert (needed - free <= 96).all() and (np.diff(free, axis=1) >= 0).all()
+            assert (needed - free <= 48).all() and (np.diff(free, axis=1) >= 0).all()
     half = Topology.from_mask(np.random.default_rng(0).random((256, 4096)) < 0.5)
     packed = random_matrix(half).pack()
     assert packed.cell == 1 and packed.nbytes < 0.7 * 2 * packed.size

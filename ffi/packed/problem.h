@@ -22,10 +22,10 @@
 namespace jaxsparse {
 
 constexpr int kPackedStripRows = 16;
-constexpr int kPackedPanelColumns = 256;
+constexpr int kPackedPanelColumns = 128;
 constexpr int kPackedPanelPairs = kPackedPanelColumns / 4;  // of a lane, at most as many words
-constexpr int kPackedPanelMasks = 4;                        // of a lane, at most
-constexpr int kPackedDrift = 32;
+constexpr int kPackedPanelMasks = 2;                        // of a lane, at most
+constexpr int kPackedDrift = 16;
 constexpr int kPackedRowBytes = 4 * kWarp;  // of words, one for each lane
 
 // Panels of each part of so many columns.

@@ -15,21 +15,21 @@ import numpy as np
 from jaxsparse.pattern import is_concrete
 
 STRIP_ROWS = 16
-PANEL_COLUMNS = 256
+PANEL_COLUMNS = 128
 LANES = 32
-DRIFT = 32  # words that a stream may be behind the longest one when a panel ends
+DRIFT = 16  # words that a stream may be behind the longest one when a panel ends
 _GROUPS = PANEL_COLUMNS // 8  # of a panel
 
 
 def masks_of_panel(cell: int) -> int:
     """Words of masks that a lane has for a panel."""
-    return 4 // cell
+    return 2 // cell
 
 
 def _bits(masks: jax.Array, cell: int) -> jax.Array:
     """Whether words are stored, as bool (pieces, panels, lanes, groups, pairs, streams)."""
     pieces, steps, lanes = masks.shape
-    group = jnp.arange(_GROUPS * cell // 4)[:, None, None]  # of a step
+    group = jnp.arange(8 * cell)[:, None, None]  # of a step
     pair, stream = jnp.arange(2)[:, None], jnp.arange(2 // cell)
     if cell == 1:
         bit = 8 * (2 * pair + stream) + group
@@ -88,7 +88,7 @@ def slots(masks: jax.Array, starts: jax.Array, *, cell: int, parts: int) -> jax.
         parts: into how many the columns are cut.
 
     Returns:
-        int32 (strips * 16, parts * panels * 256): rows in the order of the strips.
+        int32 (strips * 16, parts * panels * 128): rows in the order of the strips.
     """
     bits = _bits(masks, cell)
     pieces, panels, lanes, groups, pairs, _ = bits.shape

@@ -18,7 +18,8 @@ inline bool FitsPacked(const PackedProblem& p) {
 inline double PackedMicroseconds(const PackedProblem& p, int64_t blocks, int64_t at_once, int warps,
                                  double clocks_of_fragment) {
   constexpr double kBytes = 4.1e6;
-  const double fragments = static_cast<double>(PackedPanels(p.k, p.parts)) * warps * 16;
+  const double fragments =
+      static_cast<double>(PackedPanels(p.k, p.parts)) * warps * (kPackedPanelColumns / 16);
   const auto waves = static_cast<double>(CeilDivide(blocks, at_once));
   const double masks = static_cast<double>(p.m) * static_cast<double>(p.k) / (8 * p.cell);
   const double bytes = static_cast<double>(p.words * kPackedRowBytes) + masks;

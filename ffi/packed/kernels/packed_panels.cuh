@@ -20,7 +20,7 @@ class PackedPanelsOfX {
   // Vectors that lanes copy at once: those of a line's panel, or of rows.
   static constexpr int kAcross = kLeft ? kPanel / kVector : kColumns / kVector;
   static constexpr int kDown = kWarp / kAcross;
-  static_assert(kColumns <= 64 &&
+  static_assert(kColumns <= 64 && kLines % kDown == 0 &&
                 Block::kBytes * (kLeft ? kPanel / kWidth : 1) == kConfig.PanelBytes());
 
   const PackedProblem& p_;
@@ -53,14 +53,28 @@ class PackedPanelsOfX {
         from += kDown * pitch;
       }
     } else {
+      // All numbers of some lines at once: each load waits for memory.
+      constexpr int kMost = kConfig.SharesRegisters() ? 1 : 4;  // that registers have room for
+      constexpr int kAtOnce = kLines / kDown < kMost ? kLines / kDown : kMost;
 #pragma unroll 1
-      for (int line = lane / kAcross; line < kLines; line += kDown) {
+      for (int first = lane / kAcross; first < kLines; first += kAtOnce * kDown) {
+        T numbers[kAtOnce][kVector];
 #pragma unroll
-        for (int e = 0; e < kVector; ++e) {
-          const bool exists = line < lines && across + e < width;
-          SharedAt<T>(to + PlaceOf(line, across) + e * sizeof(T)) = exists ? from[e] : T{};
+        for (int i = 0; i < kAtOnce; ++i) {
+#pragma unroll
+          for (int e = 0; e < kVector; ++e) {
+            const bool exists = first + i * kDown < lines && across + e < width;
+            numbers[i][e] = exists ? from[i * kDown * pitch + e] : T{};
+          }
         }
-        from += kDown * pitch;
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+#pragma unroll
+          for (int e = 0; e < kVector; ++e) {
+            SharedAt<T>(to + PlaceOf(first + i * kDown, across) + e * sizeof(T)) = numbers[i][e];
+          }
+        }
+        from += kAtOnce * kDown * pitch;
       }
     }
     CommitCopies();

@@ -33,8 +33,8 @@ struct Options {
 };
 
 // One matrix, packed, with x of random numbers.
-// Kernel has a configuration and runs on a problem, its last block first if it is to; some write a
-// matrix out, too.
+// Kernel has a configuration and runs on a problem, its last block first if it is to, with so many
+// times kParts as options say; some write a matrix out, too.
 template <typename T, typename Out, typename Kernel>
 class PackedTest {
   static constexpr auto kConfig = Kernel::kConfig;
@@ -75,7 +75,7 @@ class PackedTest {
     if (options.odd == Odd::kBadValue && !entries_.empty()) entries_[0] = FromFloat<T>(INFINITY);
     const std::string error = PackStreams({offsets_.data(), columns_.data(), order_.data(), size.m,
                                            size.k, static_cast<int64_t>(columns_.size())},
-                                          kConfig.cell, options.parts, &streams_);
+                                          kConfig.cell, options.parts * Kernel::kParts, &streams_);
     if (!error.empty()) Fail(error.c_str(), 0, 0, 0, 0);
     for (const int32_t source : streams_.sources) {
       values_.push_back(source < 0 ? T{} : entries_[source]);
@@ -92,7 +92,7 @@ class PackedTest {
     p_.n = size.n;
     p_.words = static_cast<int64_t>(values_.size()) / (2 * kWarp);
     p_.cell = kConfig.cell;
-    p_.parts = options.parts;
+    p_.parts = options.parts * Kernel::kParts;
     p_.x_on_left = kConfig.x_on_left;
     p_.activation = options.activation;
     p_.values = Aligned(values_);
