@@ -312,7 +312,7 @@ __global__ void __launch_bounds__(kSpmmAddThreads)
          found &= found - 1) {
       const int lane_of_row = __ffs(static_cast<int>(found)) - 1, boundary = own + lane_of_row;
       const int row = __shfl_sync(kAllLanes, row_of_lane, lane_of_row);
-      const int of_last = cuts.LastUnitOf(row) / kUnits;
+      const int of_last = cuts.LastUnitOf(row, cuts.offsets[row + 1]) / kUnits;
       const int last = of_last < boundary ? boundary : of_last;
       const int count = last - boundary + 2;
       const int64_t column = (static_cast<int64_t>(tile) * kLanes + lane) * kVector;
