@@ -76,8 +76,7 @@ void OfArrays(const Sound& sound, Arrays TestCall::* side, const Check& check) {
       if (array.dtype == dtype || other_index || sound.free_dtype.contains(name + " " + dtype))
         continue;
       array.dtype = dtype;
-      // Numbers in the place of cuts are read as what follows these.
-      check(name + " of " + dtype, name == "row_cuts" ? "" : name, call);
+      check(name + " of " + dtype, name == "row_cuts" ? "" : name, call);  // or the next one's
       array = arrays[i];
     }
     for (size_t d = 0; d < array.shape.size(); ++d) {
