@@ -266,8 +266,7 @@ std::vector<Target> Targets() {
     }
     if (form.dtype == "float16" && form.out_dtype == "float32") sound.free_dtype = {"out float16"};
     if (form.workspace == 0) sound.out_of_range.pop_back();
-    if (form.has_bias)
-      sound.optional = {"bias", "row_cuts", "out", "preactivation"};  // either may be out
+    if (form.has_bias) sound.optional = {"bias", "row_cuts", "out", "preactivation"};
     if (!form.permuted) sound.free_size = {form.left ? "x 0" : "x 1"};
     spmm.calls.push_back(sound);
   }

@@ -94,8 +94,9 @@ _START, _BYTES, _NUMBERS = 1.26, 3.0e6, 2.7e5
 
 def plain_microseconds(x: ShapedArray, y: ShapedArray) -> float:
     """What `depthwise_plain` is predicted to take on a GPU."""
-    moved = (math.prod(x.shape) + math.prod(y.shape)) * x.dtype.itemsize
-    return _START + max(moved / _BYTES, math.prod(y.shape) / _NUMBERS)
+    results = math.prod(y.shape)
+    moved = (math.prod(x.shape) + results) * x.dtype.itemsize
+    return float(_START + max(moved / _BYTES, results / _NUMBERS))
 
 
 def depthwise_input_plain(
