@@ -79,11 +79,9 @@ class PackedPanelsOfX {
     }
     CommitCopies();
   }
-  // Waits until all panels are there that the warp has begun to copy, but the latest ones, and
-  // tensor cores may read them.
-  template <int kPending>
+  // Waits until all are there that the warp has begun to copy, and tensor cores may read them.
   __device__ __forceinline__ static void Await() {
-    WaitForCopyGroups<kPending>();
+    WaitForCopyGroups<0>();
     FenceShared();
     __syncwarp();
   }

@@ -121,40 +121,36 @@ class PackedPartsOfCluster {
   }
 };
 
-// Writes sums of a strip; what it reads for that is on its way from the beginning on.
+// Writes sums of a strip, by a warp; what it reads for that is on its way from the beginning on.
 template <typename T, typename Out, bool kLeft>
 class PackedResult {
   const PackedProblem& p_;
   int lane_ = static_cast<int>(threadIdx.x % kWarp);
-  bool exists_[2];
-  int64_t rows_[2];
-  float bias_[2] = {};
+  int row_ = -1;  // the one that stands at the lane's place of the strip, if any does
+  float bias_ = 0;
 
  public:
   __device__ PackedResult(const PackedProblem& p, int64_t strip) : p_(p) {
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const int64_t place = strip * kPackedStripRows + lane_ / 4 + 8 * j;
-      exists_[j] = place < p.m;
-      rows_[j] = exists_[j] ? Within(static_cast<const int32_t*>(p.rows.data)[place], p.m) : 0;
-      if (exists_[j] && p.bias.data != nullptr) {
-        bias_[j] = ToAccumulator(static_cast<const T*>(p.bias.data)[rows_[j]]);
-      }
-    }
+    const int64_t place = strip * kPackedStripRows + lane_ % kPackedStripRows;
+    if (place >= p.m) return;
+    row_ = static_cast<int>(Within(static_cast<const int32_t*>(p.rows.data)[place], p.m));
+    if (p.bias.data != nullptr) bias_ = ToAccumulator(static_cast<const T*>(p.bias.data)[row_]);
   }
   // Of 8 columns.
   __device__ __forceinline__ void Write(int64_t first_column, const float (&sums)[4]) const {
     const int64_t column = first_column + lane_ % 4 * 2;
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      if (!exists_[j]) continue;
+      const int64_t row = __shfl_sync(kAllLanes, row_, lane_ / 4 + 8 * j);
+      const float bias = __shfl_sync(kAllLanes, bias_, lane_ / 4 + 8 * j);
+      if (row < 0) continue;
       Vector<Out, 2> pair;
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        FromAccumulator(Activate(p_.activation, sums[2 * j + e] + bias_[j]), &pair.elements[e]);
+        FromAccumulator(Activate(p_.activation, sums[2 * j + e] + bias), &pair.elements[e]);
       }
-      Out* out = static_cast<Out*>(p_.out.data) +
-                 (kLeft ? column * p_.m + rows_[j] : rows_[j] * p_.n + column);
+      Out* out =
+          static_cast<Out*>(p_.out.data) + (kLeft ? column * p_.m + row : row * p_.n + column);
       if (!kLeft && column + 1 < p_.n) {
         StoreVector(out, pair);
         continue;

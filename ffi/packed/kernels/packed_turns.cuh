@@ -1,9 +1,9 @@
 // How words and masks of a range's strips come to shared memory, by a warp that does not multiply,
-// and how those that multiply wait for them.
+// and where those that multiply find them.
 //
-// They come in turns. Turn 0 asks for what the first panels read, turn t for what there is room for
-// once all strips of the range are through with panel t - 1, and for masks of a panel that is
-// kTurns - 1 ahead. Whatever a pattern says, panel t needs no more than turns up to t.
+// Each panel has a turn, which brings what the panel reads, x included. It begins as soon as there
+// is room for that in the rings of all strips of the range, which are through with panels before
+// it. Whatever a pattern says, there is once they are through with the last one of these.
 #pragma once
 
 #include "cuda/pipeline.cuh"
@@ -12,153 +12,98 @@
 
 namespace jaxsparse {
 
-// Where turns of a range leave what, and their barriers; and those of its panels of x.
+// Where turns of a range leave what, and their barriers.
 template <PackedWgmmaConfig kConfig>
 class PackedTurns {
-  static constexpr int kMasksBytes = PackedMasksBytes(kConfig.cell), kStrips = kConfig.Strips();
-  static constexpr uint32_t kStages = kConfig.Stages();
-  uint32_t address_;
-  int first_warp_;
-  uint64_t* barriers_;
+  static constexpr int kStrips = kConfig.Strips();
+  static constexpr uint32_t kTurns = kConfig.Turns(), kStages = kConfig.Stages();
+  static_assert(kConfig.RingRows() >= kPackedPanelPairs + kPackedDrift);
+  static_assert(kConfig.WarpBytes() % 16 == 0);
+  uint32_t warps_, barriers_;  // addresses
+
+  __device__ __forceinline__ uint64_t* Barrier(uint32_t number) const {
+    return &SharedAt<uint64_t>(barriers_ + number * 8);
+  }
 
  public:
-  static constexpr uint32_t kTurns = kConfig.kTurns;
-  static_assert(kConfig.RingRows() >= kPackedPanelPairs + kPackedDrift);
+  __device__ PackedTurns(uint32_t shared, int range)
+      : warps_(shared + kConfig.XBytes() + range * kStrips * kConfig.WarpBytes()),
+        barriers_(shared + kConfig.BarriersAt() + range * kConfig.BarriersBytesOfRange()) {}
 
-  __device__ PackedTurns(unsigned char* shared, int range)
-      : address_(AddressOfShared(shared)),
-        first_warp_(range * kStrips),
-        barriers_(reinterpret_cast<uint64_t*>(shared + kConfig.BarriersAt()) +
-                  range * 2 * (kTurns + kStages)) {}
-
-  // By one thread, before FenceShared and a barrier of the range.
+  // By one thread, before FenceShared and a barrier of the range. Of each strip a lane asks for
+  // words, and a thread more for x.
   __device__ void Init() const {
-    for (uint32_t turn = 0; turn < kTurns; ++turn) StageOf(turn).Init(kStrips, kStrips);
-    for (uint32_t panel = 0; panel < kStages; ++panel) StageOfX(panel).Init(1, kStrips);
+    for (uint32_t panel = 0; panel < kTurns; ++panel) TurnOf(panel).Init(kStrips + 1, kStrips);
+    for (uint32_t stage = 0; stage < kStages; ++stage) InitBarrier(EmptyX(stage), kStrips);
   }
-  __device__ __forceinline__ PipelineStage StageOf(uint32_t turn) const {
-    const auto at = PipelineState<kTurns>::Of(turn);
-    return {barriers_ + at.stage, barriers_ + kTurns + at.stage, at.phase};
+  __device__ __forceinline__ PipelineStage TurnOf(uint32_t panel) const {
+    const auto at = PipelineState<kTurns>::Of(panel);
+    return {Barrier(at.stage), Barrier(kTurns + at.stage), at.phase};
   }
-  __device__ __forceinline__ PipelineStage StageOfX(uint32_t panel) const {
-    const auto at = PipelineState<kStages>::Of(panel);
-    uint64_t* const barriers = barriers_ + 2 * kTurns;
-    return {barriers + at.stage, barriers + kStages + at.stage, at.phase};
+  // Where it is known that a stage of x has been read.
+  __device__ __forceinline__ uint64_t* EmptyX(uint32_t stage) const {
+    return Barrier(2 * kTurns + stage);
   }
   // Of a strip of the range.
   __device__ __forceinline__ uint32_t Ring(int strip) const {
-    return address_ + (first_warp_ + strip) * PackedRingBytes(kConfig.RingRows());
+    return warps_ + strip * kConfig.WarpBytes();
   }
   __device__ __forceinline__ uint32_t Masks(int strip, uint32_t panel) const {
-    return address_ + kConfig.MasksAt() +
-           ((first_warp_ + strip) * kTurns + panel % kTurns) * kMasksBytes;
+    return Ring(strip) + kConfig.MasksAt() + panel % kTurns * PackedMasksBytes(kConfig.cell);
   }
-  // The row of words up to which a strip has asked in a turn, and up to which it reads in a panel.
-  __device__ __forceinline__ uint32_t Asked(int strip, uint32_t turn) const {
-    return address_ + kConfig.NotesAt() + (turn % kTurns * kConfig.warps + first_warp_ + strip) * 8;
-  }
+  // The row of words up to which a strip reads in a panel.
   __device__ __forceinline__ uint32_t Needed(int strip, uint32_t panel) const {
-    return Asked(strip, panel) + 4;
+    return Ring(strip) + kConfig.NeededAt() + panel % kTurns * 4;
   }
 };
 
-// A lane that has words and masks of its strip copied.
+// A warp that has words and masks copied, of a strip for each lane; where there are fewer strips,
+// lanes beyond these know of one, too.
 template <PackedWgmmaConfig kConfig>
 class PackedWordProducer {
-  using Turns = PackedTurns<kConfig>;
-  static constexpr uint32_t kAhead = Turns::kTurns - 1;  // panels, for masks
-  const Turns& turns_;
-  int strip_;
+  static constexpr int kRing = kConfig.RingRows(), kMasksBytes = PackedMasksBytes(kConfig.cell);
+  const PackedTurns<kConfig>& turns_;
   PackedPiece piece_;
-  uint32_t asked_ = 0;
-  uint32_t free_ = 0, needed_;  // for the next turn: rows, and those of the panel ahead
+  uint32_t asked_ = 0;                   // rows
+  uint32_t through_ = 0;                 // so many panels all strips are known to be
+  uint32_t free_ = 0, next_free_, end_;  // rows that are then free, and those of the next turn
 
-  // How many rows a panel needs, if there is one.
-  __device__ __forceinline__ uint32_t NeededOf(uint32_t panel) const {
+  __device__ __forceinline__ uint32_t FreeBehind(uint32_t panels) const {
+    return panels < piece_.panel_count ? piece_.panels[panels].x : 0;
+  }
+  __device__ __forceinline__ uint32_t EndOf(uint32_t panel) const {
     return panel < piece_.panel_count ? piece_.panels[panel].y : 0;
   }
 
  public:
-  __device__ PackedWordProducer(const Turns& turns, int strip, const PackedPiece& piece)
-      : turns_(turns), strip_(strip), piece_(piece), needed_(NeededOf(kAhead)) {}
+  __device__ PackedWordProducer(const PackedTurns<kConfig>& turns, const PackedPiece& piece)
+      : turns_(turns), piece_(piece), next_free_(FreeBehind(1)), end_(EndOf(0)) {}
 
-  __device__ __forceinline__ void Turn(uint32_t turn) {
-    constexpr int kRing = kConfig.RingRows(), kMasksBytes = PackedMasksBytes(kConfig.cell);
-    const uint32_t next = turn + 1, panels = piece_.panel_count;
-    const uint32_t next_free = next < panels ? piece_.panels[next].x : 0;
-    const uint32_t next_needed = NeededOf(next + kAhead);
-    if (turn > 0) {
-      const PipelineStage before = turns_.StageOf(turn - 1);
+  __device__ __forceinline__ void Turn(uint32_t panel) {
+    const uint32_t next_end = EndOf(panel + 1);
+#pragma unroll 1
+    while (through_ < panel &&
+           (through_ + kConfig.Turns() <= panel || __any_sync(kAllLanes, end_ > free_ + kRing))) {
+      const PipelineStage before = turns_.TurnOf(through_);
       WaitForPhase(before.empty, before.phase);
+      free_ = next_free_;
+      next_free_ = FreeBehind(++through_ + 1);
     }
-    const PackedBulkRows<kRing> rows(piece_, asked_, free_ + kRing);
-    asked_ = rows.End();
-    SharedAt<uint32_t>(turns_.Asked(strip_, turn)) = asked_;
-    if (turn == 0) {
-#pragma unroll
-      for (uint32_t panel = 0; panel < kAhead; ++panel) {
-        SharedAt<uint32_t>(turns_.Needed(strip_, panel)) = NeededOf(panel);
-      }
-    }
-    SharedAt<uint32_t>(turns_.Needed(strip_, turn + kAhead)) = needed_;
-    // Turn 0 asks for masks of all panels up to the one ahead, which lie side by side.
-    const uint32_t first = turn == 0 ? 0 : turn + kAhead, end = turn + kAhead + 1;
-    const uint32_t masks = first < panels ? (end < panels ? end : panels) - first : 0;
-    const PipelineStage stage = turns_.StageOf(turn);
-    stage.Expect(rows.Bytes() + masks * kMasksBytes);
-    if (masks > 0) {
-      BulkCopy(&SharedAt<char>(turns_.Masks(strip_, first)),
+    const int strip = static_cast<int>(threadIdx.x % kWarp);
+    if (strip < kConfig.Strips()) {
+      const PackedBulkRows<kRing> rows(piece_, asked_, end_);
+      asked_ = rows.End();
+      SharedAt<uint32_t>(turns_.Needed(strip, panel)) = end_;
+      const PipelineStage turn = turns_.TurnOf(panel);
+      turn.Expect(rows.Bytes() + kMasksBytes);
+      BulkCopy(&SharedAt<char>(turns_.Masks(strip, panel)),
                reinterpret_cast<const unsigned char*>(piece_.masks) +
-                   static_cast<int64_t>(first) * kMasksBytes,
-               masks * kMasksBytes, stage.full);
+                   static_cast<int64_t>(panel) * kMasksBytes,
+               kMasksBytes, turn.full);
+      rows.Copy(piece_, turns_.Ring(strip), turn.full);
     }
-    rows.Copy(piece_, turns_.Ring(strip_), stage.full);
-    free_ = next_free;
-    needed_ = next_needed;
-  }
-};
-
-// What a warp that multiplies knows of turns.
-template <PackedWgmmaConfig kConfig>
-class PackedTurnsConsumer {
-  const PackedTurns<kConfig>& turns_;
-  int strip_;
-  uint32_t panels_, panel_ = 0;
-  uint32_t waited_ = 0;  // for so many turns
-  uint32_t asked_ = 0;   // rows, in these
-
-  __device__ __forceinline__ void Wait() {
-    turns_.StageOf(waited_).WaitUntilFull();
-    asked_ = SharedAt<const uint32_t>(turns_.Asked(strip_, waited_));
-    ++waited_;
-  }
-
- public:
-  __device__ PackedTurnsConsumer(const PackedTurns<kConfig>& turns, int strip, uint32_t panels)
-      : turns_(turns), strip_(strip), panels_(panels) {}
-
-  // Waits for what the next panel reads. Returns how many rows have been read when it ends.
-  __device__ __forceinline__ uint32_t Enter() {
-    // Masks come with that turn.
-    if (panel_ == 0 || waited_ + kConfig.kTurns < panel_ + 2) Wait();
-    const uint32_t needed = SharedAt<const uint32_t>(turns_.Needed(strip_, panel_));
-#pragma unroll 1
-    while (asked_ < needed && waited_ <= panel_) Wait();
-    return needed;
-  }
-  __device__ __forceinline__ uint32_t Mask(int step) const {
-    return SharedAt<const uint32_t>(turns_.Masks(strip_, panel_) + step * kPackedRowBytes +
-                                    threadIdx.x % kWarp * 4);
-  }
-  __device__ __forceinline__ void Leave() {
     __syncwarp();
-    if (threadIdx.x % kWarp == 0) turns_.StageOf(panel_).Emptied();
-    ++panel_;
-  }
-  // Behind the last panel: nothing is under way any more.
-  __device__ __forceinline__ void WaitForAll() {
-#pragma unroll 1
-    while (waited_ < panels_) Wait();
+    end_ = next_end;
   }
 };
 

@@ -22,39 +22,16 @@ template <typename T, PackedWgmmaConfig kConfig>
 __device__ __forceinline__ void ProduceRange(const PackedPanelsOfX<T, kConfig>& x,
                                              const PackedTurns<kConfig>& turns,
                                              const PackedPiece& piece, uint32_t panels) {
-  constexpr uint32_t kStages = kConfig.Stages();
-  // The latest panel may still be on its way where another one is ahead of those that multiply.
-  constexpr uint32_t kLate = kStages > 2 ? 1 : 0;
-  const int lane = threadIdx.x % kWarp;
-  PackedWordProducer<kConfig> words(turns, lane % kConfig.Strips(), piece);
-  const auto fill = [&](uint32_t panel) {
-    if (panel < panels && lane == 0) turns.StageOfX(panel).Filled();
-  };
+  PackedWordProducer<kConfig> words(turns, piece);
+  PipelineState<kConfig.Stages()> stage;
 #pragma unroll 1
   for (uint32_t panel = 0; panel < panels; ++panel) {
-    if (lane < kConfig.Strips()) words.Turn(panel);
-    __syncwarp();
-    if (panel == 0) {
-#pragma unroll 1
-      for (uint32_t first = 0; first < kStages; ++first) {
-        if (first < panels) x.Copy(first, first);
-        else CommitCopies();
-      }
-      x.template Await<kLate>();
-#pragma unroll
-      for (uint32_t first = 0; first < kStages - kLate; ++first) fill(first);
-      continue;
-    }
-    // x of the panel before is read until the first fragments of this one have been made.
-    const uint32_t next = panel - 1 + kStages;
-    if (next < panels) {
-      turns.StageOfX(next).WaitUntilEmpty();
-      x.Copy(next, next % kStages);
-    } else {
-      CommitCopies();
-    }
-    x.template Await<kLate>();
-    fill(next - kLate);
+    WaitForPhase(turns.EmptyX(stage.stage), stage.phase ^ 1);
+    x.Copy(panel, stage.stage);
+    words.Turn(panel);
+    x.Await();
+    if (threadIdx.x % kWarp == 0) turns.TurnOf(panel).Filled();
+    stage.Advance();
   }
 }
 
@@ -63,10 +40,10 @@ template <typename T, PackedWgmmaConfig kConfig>
 __device__ __forceinline__ void SumPiece(const PackedPanelsOfX<T, kConfig>& x,
                                          const PackedTurns<kConfig>& turns, int strip,
                                          uint32_t panels, float (&sums)[kConfig.columns / 8][4]) {
-  constexpr int kSums = kConfig.columns / 2;
+  constexpr int kSums = kConfig.columns / 2, kStages = kConfig.Stages();
   constexpr int kFragments = kConfig.Fragments(), kOfPanel = kPackedPanelColumns / 16;
   constexpr int kOfStep = 4 * kConfig.cell, kOfWrap = 4;
-  PackedTurnsConsumer<kConfig> words(turns, strip, panels);
+  const int lane = threadIdx.x % kWarp;
   LaneStreams<kConfig.cell, kConfig.RingRows()> streams(turns.Ring(strip));
   float of_panel[kSums] = {};
   // Tensor cores cut off what does not fit when they add, so only a panel is summed there.
@@ -77,16 +54,19 @@ __device__ __forceinline__ void SumPiece(const PackedPanelsOfX<T, kConfig>& x,
       of_panel[i] = 0;
     }
   };
+  uint32_t stage = 0, stage_before = 0;  // of x
 #pragma unroll 1
   for (uint32_t panel = 0; panel < panels; ++panel) {
-    const uint32_t needed = words.Enter();
-    const int stage = panel % kConfig.Stages();
+    turns.TurnOf(panel).WaitUntilFull();
     uint32_t a[2][kFragments][4];  // one is made while tensor cores read the other
     uint32_t mask = 0;
 #pragma unroll
     for (int first = 0; first < kOfPanel; first += kFragments) {
       uint32_t (&made)[kFragments][4] = a[first / kFragments % 2];
-      if (first % kOfStep == 0) mask = words.Mask(first / kOfStep);
+      if (first % kOfStep == 0) {
+        mask = SharedAt<const uint32_t>(turns.Masks(strip, panel) +
+                                        first / kOfStep * kPackedRowBytes + lane * 4);
+      }
       if (first % kOfWrap == 0) streams.Wrap();
 #pragma unroll
       for (int f = 0; f < kFragments; ++f) {
@@ -96,8 +76,7 @@ __device__ __forceinline__ void SumPiece(const PackedPanelsOfX<T, kConfig>& x,
       KeepInRegisters(of_panel);
       if (first == 0) {
         add_panel();
-        if (panel > 0 && threadIdx.x % kWarp == 0) turns.StageOfX(panel - 1).Emptied();
-        turns.StageOfX(panel).WaitUntilFull();
+        if (panel > 0 && lane == 0) Arrive(turns.EmptyX(stage_before));
         KeepInRegisters(of_panel);
       }
       FenceProducts();
@@ -107,13 +86,15 @@ __device__ __forceinline__ void SumPiece(const PackedPanelsOfX<T, kConfig>& x,
       }
       CommitProducts();
     }
-    streams.PadTo(needed);
-    words.Leave();
+    streams.PadTo(SharedAt<const uint32_t>(turns.Needed(strip, panel)));
+    __syncwarp();
+    if (lane == 0) turns.TurnOf(panel).Emptied();
+    stage_before = stage;
+    stage = stage == kStages - 1 ? 0 : stage + 1;
   }
   WaitForGroups<0>();
   KeepInRegisters(of_panel);
   add_panel();
-  words.WaitForAll();
 }
 
 // A block has as many parts as it has ranges; where there are more, blocks of all are a cluster.
@@ -135,10 +116,10 @@ __global__ void __launch_bounds__(kConfig.Threads(), 1)
   const bool multiplies = warp < kWarps;
   const int range = multiplies ? warp / kStrips : warp - kWarps;
   const int64_t part = rank * kRanges + range;
-  const PackedTurns<kConfig> turns(packed_shared, range);
+  const uint32_t shared = AddressOfShared(packed_shared);
+  const PackedTurns<kConfig> turns(shared, range);
   const PackedPanelsOfX<T, kConfig> x(p, part * panels * kPackedPanelColumns, first_column,
-                                      AddressOfShared(packed_shared) + kConfig.PanelsAt() +
-                                          range * kConfig.Stages() * kConfig.PanelBytes());
+                                      shared + range * kConfig.Stages() * kConfig.PanelBytes());
   const auto piece_of = [&](int64_t strip) {
     const bool exists = strip < PackedStrips(p);
     PackedPiece piece(p, exists ? strip * p.parts + part : part);
@@ -170,10 +151,10 @@ __global__ void __launch_bounds__(kConfig.Threads(), 1)
   if constexpr (kConfig.SharesRegisters()) TakeRegisters<kConfig.kConsumerRegisters>();
   const int strip_of_block = warp % kStrips;
   const int64_t strip = first_strip + strip_of_block;
+  const PackedResult<T, Out, kConfig.x_on_left> result(p, strip);
   float sums[kTiles][4] = {};
   WaitAt<kThreadsOfRange>(kRangeBarriers + range);
   SumPiece<T>(x, turns, strip_of_block, panels, sums);
-  const PackedResult<T, Out, kConfig.x_on_left> result(p, strip);
   if (strip < PackedStrips(p) && !AreFinite(sums)) {
     MakeExact<T, kConfig.cell>(p, piece_of(strip), part, first_column, turns.Ring(strip_of_block),
                                sums);
@@ -184,8 +165,7 @@ __global__ void __launch_bounds__(kConfig.Threads(), 1)
     return;
   }
   const PackedPartsOfCluster<kTiles, kRanges> parts(
-      PackedTurns<kConfig>(packed_shared, 0).Ring(strip_of_block),
-      kStrips * PackedRingBytes(kConfig.RingRows()), blocks);
+      PackedTurns<kConfig>(shared, 0).Ring(strip_of_block), kStrips * kConfig.WarpBytes(), blocks);
   parts.Leave(range, sums);
   __syncwarp();
   if (blocks > 1) ClusterBarrier();

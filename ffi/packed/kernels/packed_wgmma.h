@@ -18,45 +18,45 @@ struct PackedWgmmaConfig {
 
   static constexpr int warps = 16;      // that multiply, a strip of a range each
   static constexpr int kProducers = 4;  // warps that copy, one for each range and spare ones
-  static constexpr int kTurns = 4;      // of words and masks under way
 
   constexpr int Strips() const { return warps / ranges; }
   constexpr int Threads() const { return (warps + kProducers) * kWarp; }
   constexpr int TileRows() const { return Strips() * kPackedStripRows; }
+  // Fragments that are made while tensor cores read as many others: all that registers have room
+  // for.
+  constexpr int Fragments() const { return columns <= 16 ? 4 : 2; }
   // Of a thread: where there are most sums, producers leave some to those that multiply. Together
   // all have what the block begins with, so many each.
   constexpr bool SharesRegisters() const { return columns > 32; }
   static constexpr int kRegisters = 96, kConsumerRegisters = 104, kProducerRegisters = 64;
   static_assert(warps * kConsumerRegisters + kProducers * kProducerRegisters ==
                 (warps + kProducers) * kRegisters);
-  // Fragments that are made while tensor cores read as many others: all that registers have room
-  // for.
-  constexpr int Fragments() const { return columns <= 16 ? 4 : 2; }
 
-  // Panels of x of a range, and rows of words: as many as there is room for.
+  // Panels whose words and masks may be under way or in use, and whose x may; and rows of words of
+  // a strip, as many as there is room for.
+  constexpr int Turns() const { return 4 * cell; }
   constexpr int Stages() const {
     return ranges * columns <= 32 ? 4 : ranges * columns <= 64 ? 3 : 2;
   }
   constexpr int RingRows() const {
-    return (kSharedBytes - warps * kTurns * PackedMasksBytes(cell) - XBytes() - NotesBytes() -
-            BarriersBytes()) /
-               (warps * kPackedRowBytes) -
+    return ((kSharedBytes - XBytes() - BarriersBytes()) / warps - TurnsBytes()) / kPackedRowBytes -
            kPackedMirroredRows;
   }
 
-  // Of shared memory, in bytes: rings and masks of each warp, panels of x, what producers say of
-  // words, barriers.
+  // Of shared memory, in bytes: panels of x of each range; of each warp a ring, masks, and how many
+  // rows panels need; barriers.
   static constexpr int kSharedBytes = 227 << 10;  // that a block may have
-  constexpr int MasksAt() const { return warps * PackedRingBytes(RingRows()); }
-  constexpr int PanelsAt() const { return MasksAt() + warps * kTurns * PackedMasksBytes(cell); }
   constexpr int PanelBytes() const { return columns * kPackedPanelColumns * 2; }
   constexpr int XBytes() const { return ranges * Stages() * PanelBytes(); }
-  constexpr int NotesAt() const { return PanelsAt() + XBytes(); }
-  constexpr int NotesBytes() const { return kTurns * warps * 8; }
-  constexpr int BarriersAt() const { return NotesAt() + NotesBytes(); }
-  constexpr int BarriersBytes() const {
-    return ranges * (kTurns + Stages()) * kPipelineBarrierBytes;
+  constexpr int MasksAt() const { return PackedRingBytes(RingRows()); }
+  constexpr int NeededAt() const { return MasksAt() + Turns() * PackedMasksBytes(cell); }
+  constexpr int TurnsBytes() const { return Turns() * (PackedMasksBytes(cell) + 4); }
+  constexpr int WarpBytes() const { return MasksAt() + TurnsBytes(); }
+  constexpr int BarriersAt() const { return XBytes() + warps * WarpBytes(); }
+  constexpr int BarriersBytesOfRange() const {
+    return (Turns() + Stages()) * kPipelineBarrierBytes;
   }
+  constexpr int BarriersBytes() const { return ranges * BarriersBytesOfRange(); }
   constexpr int SharedBytes() const { return BarriersAt() + BarriersBytes(); }
 };
 
