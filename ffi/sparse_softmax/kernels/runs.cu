@@ -336,6 +336,7 @@ struct PiecesOfRun {
 };
 
 // What the pieces of a row have in all, each lane of some of them: of the derivative the sum alone.
+// In the end the maximum that exponentials are taken relative to, and the inverse of their sum.
 template <typename Acc, bool kBackward>
 struct TotalOfRow {
   Acc max = -Acc(1) / Acc(0), sum = 0;
@@ -356,13 +357,14 @@ struct TotalOfRow {
       max = all;
     }
     sum = SumOverLanes(sum, kWarp);
+    if constexpr (!kBackward) sum = InverseOf(sum);
   }
 };
 
 // Writes pieces of long rows, of which the first kernel has left what each run has: a warp those
 // of neighbouring runs.
 template <typename T, SparseSoftmaxRunsConfig kConfig>
-__global__ void __launch_bounds__(kSoftmaxRunsThreads)
+__global__ void __launch_bounds__(kSoftmaxRunsThreads, kConfig.BlocksOfPieces(sizeof(T)))
     SparseSoftmaxPieces(const __grid_constant__ SparseSoftmaxProblem p) {
   using Acc = Accumulator<T>;
   constexpr bool kBackward = kConfig.backward;
@@ -458,14 +460,15 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads)
         const int place = pieces.PlaceOf(load);
 #pragma unroll
         for (int e = 0; e < kRun; ++e) {
-          const auto& total = pieces.IsBegun(place + e) ? totals[r] : totals[r + 1];
+          const bool is_begun = pieces.IsBegun(place + e);
+          const Acc sum = is_begun ? totals[r].sum : totals[r + 1].sum;
           const Acc of_x = ToAccumulator(x[r][load].elements[e]);
           if constexpr (kBackward) {
             const Acc of_t = ToAccumulator(t[r][load].elements[e]);
-            FromAccumulator(scale * of_x * (of_t - total.sum), &x[r][load].elements[e]);
+            FromAccumulator(scale * of_x * (of_t - sum), &x[r][load].elements[e]);
           } else {
-            FromAccumulator(exp(scale * of_x - total.max) * InverseOf(total.sum),
-                            &x[r][load].elements[e]);
+            const Acc max = is_begun ? totals[r].max : totals[r + 1].max;
+            FromAccumulator(exp(scale * of_x - max) * sum, &x[r][load].elements[e]);
           }
         }
         if (wide && pieces.HasAll(load)) {
