@@ -26,7 +26,7 @@ struct EntriesOfLane {
   // Those from a place on. What stands behind the last one is another entry: nobody asks for it.
   __device__ __forceinline__ void Load(const T* from, int place, int last, bool wide) {
     if (wide) {
-      const int last_run = last / kRun * kRun;
+      const int last_run = last - last % kRun;
 #pragma unroll
       for (int r = 0; r < kRuns; ++r) {
         const int at = place + r * kRun;
@@ -70,9 +70,18 @@ __device__ __forceinline__ float Greater(float a, float b) { return fmaxf(a, b);
 __device__ __forceinline__ double Greater(double a, double b) { return b > a ? b : a; }
 
 template <typename Acc>
+constexpr Acc kInfinity = __builtin_bit_cast(float, 0x7f800000u);
+template <typename Acc>
 constexpr Acc kLeastFinite = Acc(-3.402823466e+38);
 template <>
 constexpr double kLeastFinite<double> = -1.7976931348623157e+308;
+
+// Of numbers that are at most 0, or next to it: as exact as such a number is.
+__device__ __forceinline__ float Exponential(float x) {
+  constexpr float kLog2E = 1.442695041f;
+  return ApproximateExp2(kLog2E * x);
+}
+__device__ __forceinline__ double Exponential(double x) { return exp(x); }
 
 // Of a sum of exponentials, the largest of which is 1.
 __device__ __forceinline__ float InverseOf(float sum) { return ApproximateReciprocal(sum); }
@@ -88,45 +97,57 @@ struct RowBegins {
   __device__ __forceinline__ RowBegins(uint32_t own_begins)
       : own(own_begins),
         lanes(__ballot_sync(kAllLanes, own_begins != 0)),
-        lane(static_cast<int>(threadIdx.x) % kWarp) {
+        lane(static_cast<int>(threadIdx.x % kWarp)) {
     const unsigned up_to = lanes & (0xffffffffu >> (kWarp - 1 - lane));
     first_lane = up_to == 0 ? 0 : kWarp - 1 - __clz(static_cast<int>(up_to));
   }
-  __device__ __forceinline__ bool At(int k) const { return (own >> k & 1) != 0; }
 
   // For each entry x what its row has in all, of an operation in the order of entries; of the
   // run's first and last rows what it has of them.
   template <int kCount, typename Acc, typename Operation>
-  __device__ __forceinline__ void OfRows(const Acc (&x)[kCount], Acc none, Operation operation,
+  __device__ __forceinline__ void OfRows(const Acc (&x)[kCount], Operation operation,
                                          Acc (&all)[kCount]) {
-    KeepInRegister(own);  // or all bits are taken out at once, and kept for the next operation
-    Acc behind = none;    // of the row that the lane's last entry is of, what the lane has
+    // Each pass takes bits out anew: for all of them there are no predicates, and to bring them
+    // back takes longer.
+    uint32_t bits = own;
+    const auto begins_at = [&](int k) { return (bits >> k & 1) != 0; };
+    KeepInRegister(bits);
+    Acc behind = x[0];  // of the row that the lane's last entry is of, what the lane has
 #pragma unroll
-    for (int k = 0; k < kCount; ++k) behind = operation(At(k) ? none : behind, x[k]);
+    for (int k = 1; k < kCount; ++k) {
+      const Acc both = operation(behind, x[k]);
+      behind = begins_at(k) ? x[k] : both;
+    }
 #pragma unroll
     for (int distance = 1; distance < kWarp; distance *= 2) {
       const Acc before = __shfl_up_sync(kAllLanes, behind, distance);
       if (lane - distance >= first_lane) behind = operation(before, behind);
     }
-    Acc up_to = __shfl_up_sync(kAllLanes, behind, 1);  // the entry, of its row
-    if (lane == 0) up_to = none;
-    Acc of_first = up_to;  // of the row of the lane's first entry, as far as that is in the lane
+    const Acc before = __shfl_up_sync(kAllLanes, behind, 1);
+    Acc of_first = before;  // of the row of the lane's first entry, as far as that is in the lane
+    KeepInRegister(bits);
 #pragma unroll
     for (int k = 0; k < kCount; ++k) {
-      if ((own & ((2u << k) - 1)) == 0) of_first = operation(of_first, x[k]);
-      up_to = operation(At(k) ? none : up_to, x[k]);
-      all[k] = up_to;
+      const bool is_new = begins_at(k) || (k == 0 && lane == 0);
+      const Acc both = operation(k == 0 ? before : all[k > 0 ? k - 1 : 0], x[k]);
+      all[k] = is_new ? x[k] : both;
+    }
+    KeepInRegister(bits);
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      if ((bits & ((2u << k) - 1)) == 0) of_first = all[k];
     }
     // The lane in which the row of the own last entry ends.
     const unsigned later = lane == kWarp - 1 ? 0 : lanes >> (lane + 1) << (lane + 1);
     const int last_lane = later == 0 ? kWarp - 1 : __ffs(static_cast<int>(later)) - 1;
     const Acc of_last = __shfl_sync(kAllLanes, of_first, last_lane);
-    Acc of_row = lane == kWarp - 1 ? up_to : of_last;
+    Acc of_row = lane == kWarp - 1 ? all[kCount - 1] : of_last;
+    KeepInRegister(bits);
 #pragma unroll
     for (int k = kCount - 1; k >= 0; --k) {
-      const Acc before = all[k > 0 ? k - 1 : 0];
-      all[k] = of_row;
-      if (At(k)) of_row = before;
+      const Acc of_next = of_row;
+      if (k > 0 && begins_at(k)) of_row = all[k > 0 ? k - 1 : 0];
+      all[k] = of_next;
     }
   }
 };
@@ -188,7 +209,7 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads, kConfig.Blocks(sizeof(T))
   constexpr int kWords = kMostOfLane + 1;
   static __shared__ uint32_t bits[kWarps][kWords];
   LetNextKernelBegin();
-  const int lane = threadIdx.x % kWarp;
+  const auto lane = static_cast<int>(threadIdx.x % kWarp);
   uint32_t (&begins)[kWords] = bits[threadIdx.x / kWarp];
   const Acc scale = static_cast<Acc>(p.scale);
   const auto runs = static_cast<uint32_t>(SoftmaxRuns(p.pattern.rows, p.pattern.nse));
@@ -200,7 +221,7 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads, kConfig.Blocks(sizeof(T))
     const int number = static_cast<int>(kConfig.batched ? at % runs : at);
     const RowCut from = cuts.At(number * kUnitsOfRun);
     const RowCut to = cuts.EndOf<kUnitsOfRun>(from, (number + 1) * kUnitsOfRun);
-    const int begin = from.entry, base = begin / kRun * kRun;
+    const int begin = from.entry, base = begin - begin % kRun;
     const int end = Clamp(to.entry, base, base + kMostOfLane * kWarp);
     const T* values = p.values.At<const T>(p.batch, entry);
     const T* tangent = kConfig.backward ? p.tangent.At<const T>(p.batch, entry) : nullptr;
@@ -221,14 +242,15 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads, kConfig.Blocks(sizeof(T))
       if constexpr (kConfig.backward) of_tangent.Load(tangent, place, end - 1, wide);
       const int own_row = from.row + lane;
       const int own_begin = cuts.offsets[own_row < cuts.rows ? own_row : cuts.rows];
-      const CutOfRun begin_cut(cuts, from), end_cut(cuts, to);
+      const RunOfRows run(CutOfRun(cuts, from), CutOfRun(cuts, to));
 
-      // What stands in front of the run, and behind it, is told apart as if it were rows, too. Where
-      // an empty row begins the next one does, too.
-      const auto bit_of = [&](int at) { return at / 32 == lane ? 1u << at % 32 : 0; };
+      // What stands in front of the run, and behind it, is told apart as if it were rows, too.
+      // Where an empty row begins the next one does, too.
+      const auto bit_of = [&](uint32_t at) { return at / 32 == lane ? 1u << at % 32 : 0; };
       const auto mark = [&](int at_row) {
         if (at_row < begin || at_row >= end) return;
-        atomicOr(&begins[(at_row - base) / 32], 1u << (at_row - base) % 32);
+        const uint32_t bit_of_row = at_row - base;
+        atomicOr(&begins[bit_of_row / 32], 1u << bit_of_row % 32);
       };
       __syncwarp();  // those of the last run have been read
       if (lane < kWords) begins[lane] = bit_of(begin - base) | bit_of(end - base);
@@ -242,7 +264,6 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads, kConfig.Blocks(sizeof(T))
       if constexpr (32 % kCount != 0) word |= uint64_t{begins[bit / 32 + 1]} << 32;
       RowBegins rows(static_cast<uint32_t>(word >> bit % 32) & ((1u << kCount) - 1));
 
-      const RunOfRows run(begin_cut, end_cut);
       // A piece's last entry knows what the run has of its row.
       const auto leave = [&](Acc PieceOfRow<Acc>::* number, const Acc(&of_rows)[kCount]) {
         if (!run.has_begun && !run.has_new) return;
@@ -260,21 +281,21 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads, kConfig.Blocks(sizeof(T))
         Acc products[kCount];
 #pragma unroll
         for (int k = 0; k < kCount; ++k) products[k] = x[k] * of_tangent.Get(k);
-        rows.OfRows(products, Acc(0), sum, sums);
+        rows.OfRows(products, sum, sums);
 #pragma unroll
         for (int k = 0; k < kCount; ++k) x[k] = scale * x[k] * (of_tangent.Get(k) - sums[k]);
         leave(&PieceOfRow<Acc>::sum, sums);
       } else {
         Acc max[kCount];
-        rows.OfRows(x, -Acc(1) / Acc(0), greater, max);
+        rows.OfRows(x, greater, max);
         leave(&PieceOfRow<Acc>::max, max);
 #pragma unroll
         for (int k = 0; k < kCount; ++k) {
           // A piece may be nothing but -inf, and others of its row not: -inf less -inf is no
           // number. A row of nothing else gets NaN, as its sum is 0.
-          x[k] = exp(x[k] - Greater(max[k], kLeastFinite<Acc>));
+          x[k] = Exponential(x[k] - Greater(max[k], kLeastFinite<Acc>));
         }
-        rows.OfRows(x, Acc(0), sum, sums);
+        rows.OfRows(x, sum, sums);
 #pragma unroll
         for (int k = 0; k < kCount; ++k) x[k] *= InverseOf(sums[k]);
         leave(&PieceOfRow<Acc>::sum, sums);
@@ -305,7 +326,7 @@ struct PiecesOfRun {
   __device__ __forceinline__ PiecesOfRun(const CutOfRun& from, const CutOfRun& to)
       : run(from, to), begin(from.entry), end(to.entry) {
     const int base = run.has_begun ? begin : end - kUnitsOfRun * kPlacesOfUnit;
-    place = base - (base & (kRun - 1)) + static_cast<int>(threadIdx.x) % kWarp * kRun;
+    place = base - (base & (kRun - 1)) + static_cast<int>(threadIdx.x % kWarp) * kRun;
   }
   __device__ __forceinline__ int PlaceOf(int load) const { return place + load * kWarp * kRun; }
   __device__ __forceinline__ bool IsBegun(int i) const { return i >= begin && i < run.first; }
@@ -336,40 +357,42 @@ struct PiecesOfRun {
 };
 
 // What the pieces of a row have in all, each lane of some of them: of the derivative the sum alone.
+// In the end the maximum that exponentials are taken relative to, and the inverse of their sum.
 template <typename Acc, bool kBackward>
 struct TotalOfRow {
-  Acc max = -Acc(1) / Acc(0), sum = 0;
+  Acc max = -kInfinity<Acc>, sum = 0;
 
   __device__ __forceinline__ void Add(const PieceOfRow<Acc>& piece) {
     if constexpr (kBackward) {
       sum += piece.sum;
     } else {
       const Acc both = Greater(max, piece.max), reference = Greater(both, kLeastFinite<Acc>);
-      sum = sum * exp(max - reference) + piece.sum * exp(piece.max - reference);
+      sum = sum * Exponential(max - reference) + piece.sum * Exponential(piece.max - reference);
       max = both;
     }
   }
   __device__ __forceinline__ void AddOverLanes() {
     if constexpr (!kBackward) {
       const Acc all = Greater(MaxOverLanes(max, kWarp), kLeastFinite<Acc>);
-      sum *= exp(max - all);
+      sum *= Exponential(max - all);
       max = all;
     }
     sum = SumOverLanes(sum, kWarp);
+    if constexpr (!kBackward) sum = InverseOf(sum);
   }
 };
 
 // Writes pieces of long rows, of which the first kernel has left what each run has: a warp those
 // of neighbouring runs.
 template <typename T, SparseSoftmaxRunsConfig kConfig>
-__global__ void __launch_bounds__(kSoftmaxRunsThreads)
+__global__ void __launch_bounds__(kSoftmaxRunsThreads, kConfig.BlocksOfPieces(sizeof(T)))
     SparseSoftmaxPieces(const __grid_constant__ SparseSoftmaxProblem p) {
   using Acc = Accumulator<T>;
   constexpr bool kBackward = kConfig.backward;
   constexpr int kWarps = kSoftmaxRunsThreads / kWarp, kRuns = kSoftmaxRunsOfWarp;
   constexpr int kCuts = kRuns + 1;
   constexpr int kAhead = 2;  // pieces of a row that a lane asks for at once
-  const int lane = threadIdx.x % kWarp;
+  const auto lane = static_cast<int>(threadIdx.x % kWarp);
   const Acc scale = static_cast<Acc>(p.scale);
   const auto runs = static_cast<int>(SoftmaxRuns(p.pattern.rows, p.pattern.nse));
   const auto chunks = static_cast<uint32_t>(CeilDivide(runs, kRuns));
@@ -396,8 +419,8 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads)
     // What other kernels have left is not waited for yet.
     using Wide = Vector<T, kRun>;
     using Pieces = PiecesOfRun<T>;
-    const bool wide = IsAligned<Wide>(values) && IsAligned<Wide>(out) &&
-                      (!kBackward || IsAligned<Wide>(tangent));
+    const bool wide =
+        IsAligned<Wide>(values) && IsAligned<Wide>(out) && (!kBackward || IsAligned<Wide>(tangent));
     Wide x[kRuns][Pieces::kLoads] = {}, t[kBackward ? kRuns : 1][Pieces::kLoads] = {};
 #pragma unroll
     for (int r = 0; r < kRuns; ++r) {
@@ -431,7 +454,7 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads)
 #pragma unroll
         for (int a = 0; a < kAhead; ++a) {
           const int of_row = i + a * kWarp;
-          ahead[c][a] = {-Acc(1) / Acc(0), 0};
+          ahead[c][a] = {-kInfinity<Acc>, 0};
           // Where the row begins it is new.
           if (of_row < count[c]) {
             ahead[c][a] = left[int64_t{first[c] + of_row} * kPiecesOfRun + (of_row == 0)];
@@ -458,14 +481,15 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads)
         const int place = pieces.PlaceOf(load);
 #pragma unroll
         for (int e = 0; e < kRun; ++e) {
-          const auto& total = pieces.IsBegun(place + e) ? totals[r] : totals[r + 1];
+          const bool is_begun = pieces.IsBegun(place + e);
+          const Acc sum = is_begun ? totals[r].sum : totals[r + 1].sum;
           const Acc of_x = ToAccumulator(x[r][load].elements[e]);
           if constexpr (kBackward) {
             const Acc of_t = ToAccumulator(t[r][load].elements[e]);
-            FromAccumulator(scale * of_x * (of_t - total.sum), &x[r][load].elements[e]);
+            FromAccumulator(scale * of_x * (of_t - sum), &x[r][load].elements[e]);
           } else {
-            FromAccumulator(exp(scale * of_x - total.max) * InverseOf(total.sum),
-                            &x[r][load].elements[e]);
+            const Acc max = is_begun ? totals[r].max : totals[r + 1].max;
+            FromAccumulator(Exponential(scale * of_x - max) * sum, &x[r][load].elements[e]);
           }
         }
         if (wide && pieces.HasAll(load)) {

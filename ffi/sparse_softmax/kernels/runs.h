@@ -12,8 +12,14 @@ struct SparseSoftmaxRunsConfig {
   bool backward = false;
   bool batched = false;
 
-  // For which registers are left, of elements of so many bytes.
-  constexpr int Blocks(int bytes) const { return bytes == 8 ? 2 : batched ? 6 : 8; }
+  // For which registers are left, of elements of so many bytes: in the first kernel, and in that
+  // which writes pieces.
+  constexpr int Blocks(int bytes) const {
+    return bytes == 8 ? 2 : batched ? 6 : backward ? 8 : bytes == 2 ? 9 : 10;
+  }
+  constexpr int BlocksOfPieces(int bytes) const {
+    return bytes == 8 ? 2 : batched ? 6 : backward ? 8 : 9;
+  }
 };
 
 // A warp takes a run of rows, of so many neighbouring units of those that rows are cut into. It has

@@ -20,6 +20,12 @@ SpmmSplitConfig ConfigOf(const SpmmProblem& p) {
   config.vector = static_cast<int>(kWidestLoad / SizeOf(p.dtype));
   while (p.n % config.vector != 0) config.vector /= 2;
   config.lanes = LanesFor(CeilDivide(p.n, config.vector));
+  // Two units have fewer waits for columns, and groups of a block are done at about one time. But
+  // where there are few, some multiprocessors would have nothing to do in the end.
+  constexpr int64_t kManyWarps = 10 * 132 * 20;  // ten times as many as an H200 runs at once
+  const int64_t tiles = p.batch.count * CeilDivide(p.n, config.Columns());
+  const int64_t units = tiles * RowUnits(p.pattern.rows, p.pattern.nse);
+  config.group_units = units * config.lanes / kWarp > kManyWarps ? 2 : 1;
   return config;
 }
 
@@ -32,6 +38,7 @@ int64_t BlocksDown(const SpmmProblem& p) { return SpmmSplitBlocksDown(p, ConfigO
 std::string Expression(const SpmmSplitConfig& config) {
   return ConfigExpression("SpmmSplitConfig",
                           {Field("vector", config.vector), Field("lanes", config.lanes),
+                           Field("group_units", config.group_units),
                            Field("permuted", config.permuted), Field("batched", config.batched)});
 }
 
@@ -50,7 +57,8 @@ constexpr CudaKernel<SpmmProblem> kSplitRows{
 // Of what stands in registers only the number of columns counts.
 KernelSource AddPartsSource(const SpmmProblem& p) {
   const SpmmSplitConfig config = ConfigOf(p);
-  const SpmmSplitConfig same{.vector = config.vector, .lanes = config.lanes};
+  const SpmmSplitConfig same{
+      .vector = config.vector, .lanes = config.lanes, .group_units = config.group_units};
   return {"spmm/kernels/split.cu",
           KernelExpression("SpmmAddParts",
                            {TypeName(p.dtype), TypeName(p.out_dtype), Expression(same)})};
