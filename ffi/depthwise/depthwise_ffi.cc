@@ -119,9 +119,11 @@ std::vector<DepthwiseProblem> Problems() {
           problem.workspace.bytes = int64_t{1} << 30;
           problems.push_back(problem);
           if (images > 1) continue;
-          problem.height = problem.width = 14;  // of which several fit into shared memory
-          problem.rows = problem.columns = 14 / stride;
-          problems.push_back(problem);
+          for (const int64_t size : {7, 14, 28}) {  // of which several fit into shared memory
+            problem.height = problem.width = size;
+            problem.rows = problem.columns = CeilDivide(size, stride);
+            problems.push_back(problem);
+          }
         }
       }
     }

@@ -40,15 +40,23 @@ double Microseconds(const DepthwiseProblem& p) {
   return kDepthwiseLaunch + DepthwiseBytes(p) / (kBytes * share);
 }
 
+// Many rows for each thread read less twice, but those that do not exist are computed, too.
+int RowsOfThread(int64_t rows) {
+  constexpr int kFew = 7, kMany = 14;
+  return CeilDivide(rows, kMany) * kMany <= CeilDivide(rows, kFew) * kFew ? kMany : kFew;
+}
+
 template <bool kTransposed>
 KernelSource Source(const DepthwiseProblem& p) {
   const int left = kTransposed ? kTaps - 1 - p.left : p.left;
+  const int rows = RowsOfThread(kTransposed ? p.height : p.rows);
   return {"depthwise/kernels/depthwise_staged.cu",
-          KernelExpression("DepthwiseStaged",
-                           {TypeName(p.dtype), TypeName(p.out_dtype),
-                            ConfigExpression("DepthwiseStagedConfig",
-                                             {Field("stride", p.stride), Field("left", left),
-                                              Field("transposed", kTransposed)})})};
+          KernelExpression(
+              "DepthwiseStaged",
+              {TypeName(p.dtype), TypeName(p.out_dtype),
+               ConfigExpression("DepthwiseStagedConfig",
+                                {Field("stride", p.stride), Field("left", left),
+                                 Field("rows", rows), Field("transposed", kTransposed)})})};
 }
 
 template <bool kTransposed>

@@ -48,11 +48,12 @@ __device__ __forceinline__ void CopyOut(const float* from, int count, Activation
   }
 }
 
+// A block for each tile of planes: there are fewer than a grid may have.
 template <typename T, typename Out, DepthwiseStagedConfig kConfig>
 __global__ void __launch_bounds__(kDepthwiseStagedThreads)
     DepthwiseStaged(const __grid_constant__ DepthwiseProblem p) {
   constexpr bool kBack = kConfig.transposed;
-  constexpr int kStride = kConfig.stride, kRows = kDepthwiseStagedRows;
+  constexpr int kStride = kConfig.stride, kRows = kConfig.rows;
   constexpr int kRead = kStride * (kRows - 1) + kTaps;
   static __shared__ __align__(16) char shared[kDepthwiseStagedBytes];
   const Array &source = kBack ? p.y : p.x, &result = kBack ? p.x : p.y;
@@ -66,65 +67,62 @@ __global__ void __launch_bounds__(kDepthwiseStagedThreads)
   const auto of_entry = static_cast<uint32_t>(p.Planes()), tiles = (of_entry + most - 1) / most;
   T* x = reinterpret_cast<T*>(shared);
   float* sums = reinterpret_cast<float*>(shared + most * height * width * sizeof(T));
-  for (auto index = static_cast<uint32_t>(blockIdx.x); index < p.batch.count * tiles;
-       index += gridDim.x) {
-    const int64_t entry = index / tiles;
-    const uint32_t first = index % tiles * most;
-    const int planes = static_cast<int>(of_entry - first < most ? of_entry - first : most);
-    const int64_t source_size = height * width, result_size = rows * columns;
-    const T* kernels = p.kernel.At<const T>(p.batch, entry);
-    const T* biases = p.bias.data == nullptr ? nullptr : p.bias.At<const T>(p.batch, entry);
-    BeginCopy(source.At<const T>(p.batch, entry) + first * source_size, planes * height * width, x);
-    WaitForCopies();
-    __syncthreads();
-    for (unsigned unit = threadIdx.x; unit < static_cast<unsigned>(planes * strips * columns);
-         unit += kDepthwiseStagedThreads) {
-      const int column = static_cast<int>(unit % static_cast<unsigned>(columns));
-      const unsigned strip = unit / static_cast<unsigned>(columns);
-      const int plane = static_cast<int>(strip / static_cast<unsigned>(strips));
-      const int row = (static_cast<int>(strip) - plane * strips) * kRows;
-      const uint32_t channel = ChannelOf(p, first + static_cast<uint32_t>(plane));
-      float taps[kTaps][kTaps], made[kRows];
-      LoadTaps(kernels + static_cast<int64_t>(channel) * kTaps * kTaps, kBack, taps);
-      const float bias = biases == nullptr ? 0.0f : ToAccumulator(biases[channel]);
+  const int64_t entry = blockIdx.x / tiles;
+  const uint32_t first = blockIdx.x % tiles * most;
+  const int planes = static_cast<int>(of_entry - first < most ? of_entry - first : most);
+  const int64_t source_size = height * width, result_size = rows * columns;
+  const T* kernels = p.kernel.At<const T>(p.batch, entry);
+  const T* biases = p.bias.data == nullptr ? nullptr : p.bias.At<const T>(p.batch, entry);
+  BeginCopy(source.At<const T>(p.batch, entry) + first * source_size, planes * height * width, x);
+  WaitForCopies();
+  __syncthreads();
+  for (unsigned unit = threadIdx.x; unit < static_cast<unsigned>(planes * strips * columns);
+       unit += kDepthwiseStagedThreads) {
+    const int column = static_cast<int>(unit % static_cast<unsigned>(columns));
+    const unsigned strip = unit / static_cast<unsigned>(columns);
+    const int plane = static_cast<int>(strip / static_cast<unsigned>(strips));
+    const int row = (static_cast<int>(strip) - plane * strips) * kRows;
+    const uint32_t channel = ChannelOf(p, first + static_cast<uint32_t>(plane));
+    float taps[kTaps][kTaps], made[kRows];
+    LoadTaps(kernels + static_cast<int64_t>(channel) * kTaps * kTaps, kBack, taps);
+    const float bias = biases == nullptr ? 0.0f : ToAccumulator(biases[channel]);
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) made[r] = bias;
-      const int top = kStride * row - above, side = kStride * column - kConfig.left;
-      bool inside[kTaps];
+    for (int r = 0; r < kRows; ++r) made[r] = bias;
+    const int top = kStride * row - above, side = kStride * column - kConfig.left;
+    bool inside[kTaps];
+#pragma unroll
+    for (int j = 0; j < kTaps; ++j) {
+      inside[j] = static_cast<unsigned>(side + j) < static_cast<unsigned>(width);
+    }
+    int from = (plane * height + top) * width + side;
+#pragma unroll
+    for (int s = 0; s < kRead; ++s, from += width) {
+      const bool exists = static_cast<unsigned>(top + s) < static_cast<unsigned>(height);
+      float read[kTaps];
 #pragma unroll
       for (int j = 0; j < kTaps; ++j) {
-        inside[j] = static_cast<unsigned>(side + j) < static_cast<unsigned>(width);
-      }
-      int from = (plane * height + top) * width + side;
-#pragma unroll
-      for (int s = 0; s < kRead; ++s, from += width) {
-        const bool exists = static_cast<unsigned>(top + s) < static_cast<unsigned>(height);
-        float read[kTaps];
-#pragma unroll
-        for (int j = 0; j < kTaps; ++j) {
-          read[j] = exists && inside[j] ? ToAccumulator(x[from + j]) : 0.0f;
-        }
-#pragma unroll
-        for (int r = 0; r < kRows; ++r) {
-          const int i = s - kStride * r;
-          if (i < 0 || i >= kTaps) continue;
-#pragma unroll
-          for (int j = 0; j < kTaps; ++j) made[r] += taps[i][j] * read[j];
-        }
+        read[j] = exists && inside[j] ? ToAccumulator(x[from + j]) : 0.0f;
       }
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
-        if (row + r < rows) sums[(plane * rows + row + r) * columns + column] = made[r];
+        const int i = s - kStride * r;
+        if (i < 0 || i >= kTaps) continue;
+#pragma unroll
+        for (int j = 0; j < kTaps; ++j) made[r] += taps[i][j] * read[j];
       }
     }
-    __syncthreads();
-    const int64_t at = first * result_size;
-    const int count = planes * rows * columns;
-    if (p.preactivation.data != nullptr) {
-      CopyOut(sums, count, Activation::kNone, p.preactivation.At<Out>(p.batch, entry) + at);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      if (row + r < rows) sums[(plane * rows + row + r) * columns + column] = made[r];
     }
-    CopyOut(sums, count, p.activation, result.At<Out>(p.batch, entry) + at);
   }
+  __syncthreads();
+  const int64_t at = first * result_size;
+  const int count = planes * rows * columns;
+  if (p.preactivation.data != nullptr) {
+    CopyOut(sums, count, Activation::kNone, p.preactivation.At<Out>(p.batch, entry) + at);
+  }
+  CopyOut(sums, count, p.activation, result.At<Out>(p.batch, entry) + at);
 }
 
 }  // namespace jaxsparse

@@ -7,13 +7,13 @@
 namespace jaxsparse {
 
 constexpr int kDepthwiseStagedThreads = 128;     // of a block
-constexpr int kDepthwiseStagedRows = 7;          // of a thread, in one column
 constexpr int kDepthwiseStagedBytes = 24 << 10;  // of shared memory
 constexpr int kDepthwiseStagedVector = 16;       // bytes that are copied at once
 
 struct DepthwiseStagedConfig {
   int stride = 1;
   int left = 1;             // columns of zeros in front of the source
+  int rows = 7;             // of a thread, in one column
   bool transposed = false;  // x of y with stride 1, a convolution by the flipped kernel
 };
 

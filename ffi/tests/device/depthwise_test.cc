@@ -128,6 +128,12 @@ class Test {
   std::vector<T> x_, y_, kernel_, bias_;
 };
 
+template <typename T>
+int BlocksOf(const DepthwiseProblem& p, bool transposed) {
+  const int64_t planes = DepthwiseStagedPlanes(p, transposed, sizeof(T));
+  return static_cast<int>(CeilDivide(p.Planes(), planes));
+}
+
 template <typename T, int kStride, int kLeft>
 void All(const Sizes& sizes, int first) {
   Test<T, kStride, kLeft> test(sizes, first);
@@ -137,8 +143,10 @@ void All(const Sizes& sizes, int first) {
     emulated::Launch(2, kDepthwiseThreads, [&] { DepthwisePlanes<T, T, kConfig>(p); });
   });
   test.Forward([](const DepthwiseProblem& p) {
-    constexpr DepthwiseStagedConfig kConfig{.stride = kStride, .left = kLeft};
-    emulated::Launch(2, kDepthwiseStagedThreads, [&] { DepthwiseStaged<T, T, kConfig>(p); });
+    constexpr DepthwiseStagedConfig kConfig{
+        .stride = kStride, .left = kLeft, .rows = sizeof(T) == 2 ? 14 : 7};
+    emulated::Launch(BlocksOf<T>(p, false), kDepthwiseStagedThreads,
+                     [&] { DepthwiseStaged<T, T, kConfig>(p); });
   });
   test.Input([](const DepthwiseProblem& p) {
     constexpr DepthwisePlanesConfig kConfig{
@@ -150,8 +158,9 @@ void All(const Sizes& sizes, int first) {
   });
   if constexpr (kStride == 1) {
     test.Input([](const DepthwiseProblem& p) {
-      constexpr DepthwiseStagedConfig kConfig{.left = 2 - kLeft, .transposed = true};
-      emulated::Launch(2, kDepthwiseStagedThreads, [&] { DepthwiseStaged<T, T, kConfig>(p); });
+      constexpr DepthwiseStagedConfig kConfig{.left = 2 - kLeft, .rows = 14, .transposed = true};
+      emulated::Launch(BlocksOf<T>(p, true), kDepthwiseStagedThreads,
+                       [&] { DepthwiseStaged<T, T, kConfig>(p); });
     });
   }
   test.Kernel();
@@ -169,7 +178,7 @@ int main() {
     All<bfloat16, 1, 1>(sizes, 1);
     All<float16, 2, 1>(sizes, 4);
   }
-  // Planes of more tiles than blocks, and a last tile with less than a whole vector.
+  // Several tiles of planes, and a last one with less than a whole vector.
   All<float, 1, 1>({3, 5, 20, 21, 1, true}, 0);
   All<bfloat16, 2, 0>({3, 13, 29, 13, 1, false}, 0);
   All<float, 1, 0>({2, 2, 9, 10, 0, true}, 1);
