@@ -160,7 +160,7 @@ def test_arrays_that_do_not_fit():
             Packed.from_arrays(arrays, shape)
     with pytest.raises(ValueError, match=r"rows of .* must have shape \(38,\), got \(37,\)"):
         Packed.from_arrays(arrays, (38, 53))
-    with pytest.raises(ValueError, match=r"masks of .* must have shape \(3, 8, 32\), got"):
+    with pytest.raises(ValueError, match=r"masks of .* must have shape \(3, 6, 32\), got"):
         Packed.from_arrays(arrays, (37, 300))
     with pytest.raises(
         ValueError, match="values of a packed matrix must be bfloat16 or float16, got float32"

@@ -121,7 +121,7 @@ class PackedPartsOfCluster {
   }
 };
 
-// Writes sums of a strip, by a warp; what it reads for that is on its way from the beginning on.
+// Writes sums of a strip, by a warp.
 template <typename T, typename Out, bool kLeft>
 class PackedResult {
   const PackedProblem& p_;
@@ -135,6 +135,11 @@ class PackedResult {
     if (place >= p.m) return;
     row_ = static_cast<int>(Within(static_cast<const int32_t*>(p.rows.data)[place], p.m));
     if (p.bias.data != nullptr) bias_ = ToAccumulator(static_cast<const T*>(p.bias.data)[row_]);
+  }
+  // Has the strip's rows be on their way.
+  __device__ static void Prefetch(const PackedProblem& p, int64_t strip) {
+    const int64_t place = strip * kPackedStripRows;
+    if (place < p.m) jaxsparse::Prefetch(static_cast<const int32_t*>(p.rows.data) + place);
   }
   // Of 8 columns.
   __device__ __forceinline__ void Write(int64_t first_column, const float (&sums)[4]) const {

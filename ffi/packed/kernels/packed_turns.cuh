@@ -3,7 +3,8 @@
 //
 // Each panel has a turn, which brings what the panel reads, x included. It begins as soon as there
 // is room for that in the rings of all strips of the range, which are through with panels before
-// it. Whatever a pattern says, there is once they are through with the last one of these.
+// it. Whatever a pattern says, there is once they are through with the last one of these. Masks of
+// some panels, which lie side by side, come at once with the turn of the first one.
 #pragma once
 
 #include "cuda/pipeline.cuh"
@@ -62,6 +63,7 @@ class PackedTurns {
 template <PackedWgmmaConfig kConfig>
 class PackedWordProducer {
   static constexpr int kRing = kConfig.RingRows(), kMasksBytes = PackedMasksBytes(kConfig.cell);
+  static constexpr uint32_t kTurns = kConfig.Turns(), kMasksAtOnce = kTurns / 2;  // of panels
   const PackedTurns<kConfig>& turns_;
   PackedPiece piece_;
   uint32_t asked_ = 0;                   // rows
@@ -81,9 +83,16 @@ class PackedWordProducer {
 
   __device__ __forceinline__ void Turn(uint32_t panel) {
     const uint32_t next_end = EndOf(panel + 1);
+    uint32_t masks = 0;  // of so many panels
+    if (panel % kMasksAtOnce == 0) {
+      const uint32_t left = piece_.panel_count - panel;
+      masks = left < kMasksAtOnce ? left : kMasksAtOnce;
+    }
+    // Until there is room for the masks, what else is under way, and words.
+    const uint32_t least = panel + (masks > 0 ? masks : 1);
 #pragma unroll 1
     while (through_ < panel &&
-           (through_ + kConfig.Turns() <= panel || __any_sync(kAllLanes, end_ > free_ + kRing))) {
+           (through_ + kTurns < least || __any_sync(kAllLanes, end_ > free_ + kRing))) {
       const PipelineStage before = turns_.TurnOf(through_);
       WaitForPhase(before.empty, before.phase);
       free_ = next_free_;
@@ -95,12 +104,14 @@ class PackedWordProducer {
       asked_ = rows.End();
       SharedAt<uint32_t>(turns_.Needed(strip, panel)) = end_;
       const PipelineStage turn = turns_.TurnOf(panel);
-      turn.Expect(rows.Bytes() + kMasksBytes);
-      BulkCopy(&SharedAt<char>(turns_.Masks(strip, panel)),
-               reinterpret_cast<const unsigned char*>(piece_.masks) +
-                   static_cast<int64_t>(panel) * kMasksBytes,
-               kMasksBytes, turn.full);
+      turn.Expect(rows.Bytes() + masks * kMasksBytes);
       rows.Copy(piece_, turns_.Ring(strip), turn.full);
+      if (masks > 0) {
+        BulkCopy(&SharedAt<char>(turns_.Masks(strip, panel)),
+                 reinterpret_cast<const unsigned char*>(piece_.masks) +
+                     static_cast<int64_t>(panel) * kMasksBytes,
+                 masks * kMasksBytes, turn.full);
+      }
     }
     __syncwarp();
     end_ = next_end;

@@ -52,23 +52,21 @@ bool Fits(const PackedProblem& p) {
          config.SharedBytes() <= p.gpu.shared_bytes;
 }
 
-// Predicted, and not measured yet: what a fragment takes of a multiprocessor, which is bound by
-// instructions, or memory for all.
+// Predicted, not measured: from the instructions of a fragment, those of warps that copy included,
+// where five of six issue slots are busy; or memory for all.
 double Cost(const PackedProblem& p) {
-  constexpr double kStart = 3.5, kForBlock = 0.4;
+  constexpr double kStart = 3, kForBlock = 0.4;
   const PackedWgmmaConfig config = ConfigOf(p);
   const int cluster = BlocksOfCluster(p, config);
   // The blocks of a larger cluster are in one of the groups that multiprocessors come in, some of
   // which have fewer of these.
-  constexpr int kGroup = 16;
+  constexpr int kGroup = 16, kMissing = 2;
   const int64_t groups = std::max<int64_t>(p.gpu.multiprocessors / kGroup, 1);
-  const int64_t at_once = cluster <= 2
-                              ? p.gpu.multiprocessors
-                              : std::max<int64_t>(groups * (kGroup / cluster) - 2, 1) * cluster;
-  const double of_column = p.x_on_left ? 0.2 : 0.15;
-  const double clocks = (p.cell == 1 ? 11.0 : 8.5) + of_column * config.columns;
-  return kStart +
-         PackedMicroseconds(p, Shape(p).blocks, at_once, PackedWgmmaConfig::warps, clocks) +
+  const int64_t clusters = std::max<int64_t>(groups * (kGroup / cluster) - kMissing, 1);
+  const int64_t at_once = cluster <= 2 ? p.gpu.multiprocessors : clusters * cluster;
+  const double of_column = p.x_on_left ? 0.04 : 0.03;
+  const double clocks = (p.cell == 1 ? 14.5 : 11.5) + of_column * config.columns;
+  return kStart + PackedMicroseconds(p, Shape(p).blocks, at_once, config.warps, clocks) +
          kForBlock * (cluster - 1);
 }
 

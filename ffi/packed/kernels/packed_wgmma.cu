@@ -8,7 +8,8 @@
 //
 // Floors: a fragment takes 8 wavefronts of shared memory with cell 1, 4 with cell 2, for its words,
 // as much as an eighth of that for those that arrive, and 1 for each 16 columns of x; and 30 or 22
-// instructions. From memory comes each word once for each tile of columns.
+// instructions. From memory comes each word once for each tile of columns, from the L2 cache x once
+// for each block.
 #include "cuda/warpgroup.cuh"
 #include "packed/kernels/packed_exact.cuh"
 #include "packed/kernels/packed_panels.cuh"
@@ -18,26 +19,30 @@
 namespace jaxsparse {
 
 // A range's warp that copies: words and masks of its strips, by a lane each, and panels of x.
-template <typename T, PackedWgmmaConfig kConfig>
-__device__ __forceinline__ void ProduceRange(const PackedPanelsOfX<T, kConfig>& x,
-                                             const PackedTurns<kConfig>& turns,
-                                             const PackedPiece& piece, uint32_t panels) {
-  PackedWordProducer<kConfig> words(turns, piece);
+// `piece_of_lane` loads what is needed to begin with words, x needs none of it.
+template <typename T, PackedWgmmaConfig kConfig, typename Function>
+__device__ __forceinline__ void ProduceRange(PackedXProducer<T, kConfig> x,
+                                             const PackedTurns<kConfig>& turns, uint32_t panels,
+                                             Function piece_of_lane) {
+  if (panels == 0) return;
   PipelineState<kConfig.Stages()> stage;
+  x.Copy(stage.stage);
+  PackedWordProducer<kConfig> words(turns, piece_of_lane());
 #pragma unroll 1
-  for (uint32_t panel = 0; panel < panels; ++panel) {
-    WaitForPhase(turns.EmptyX(stage.stage), stage.phase ^ 1);
-    x.Copy(panel, stage.stage);
+  for (uint32_t panel = 0;;) {
     words.Turn(panel);
     x.Await();
     if (threadIdx.x % kWarp == 0) turns.TurnOf(panel).Filled();
+    if (++panel == panels) return;
     stage.Advance();
+    WaitForPhase(turns.EmptyX(stage.stage), stage.phase ^ 1);
+    x.Copy(stage.stage);
   }
 }
 
 // The sums of a warp's piece, by products of its warpgroup.
 template <typename T, PackedWgmmaConfig kConfig>
-__device__ __forceinline__ void SumPiece(const PackedPanelsOfX<T, kConfig>& x,
+__device__ __forceinline__ void SumPiece(const PackedPanelsOfX<kConfig>& x,
                                          const PackedTurns<kConfig>& turns, int strip,
                                          uint32_t panels, float (&sums)[kConfig.columns / 8][4]) {
   constexpr int kSums = kConfig.columns / 2, kStages = kConfig.Stages();
@@ -76,7 +81,9 @@ __device__ __forceinline__ void SumPiece(const PackedPanelsOfX<T, kConfig>& x,
       KeepInRegisters(of_panel);
       if (first == 0) {
         add_panel();
-        if (panel > 0 && lane == 0) Arrive(turns.EmptyX(stage_before));
+        if (panel > 0 && lane == 0) {
+          Arrive(turns.EmptyX(stage_before));
+        }
         KeepInRegisters(of_panel);
       }
       FenceProducts();
@@ -107,23 +114,28 @@ __global__ void __launch_bounds__(kConfig.Threads(), 1)
   constexpr int kRangeBarriers = kAllThreads + 1, kStripBarriers = kRangeBarriers + kRanges;
   extern __shared__ __align__(1024) unsigned char packed_shared[];
   const int warp = WarpOfBlock();
-  const int blocks = static_cast<int>(p.parts) / kRanges;
-  const int64_t across = CeilDivide(p.n, kConfig.columns);
-  const int64_t tile = blockIdx.x / blocks, rank = blockIdx.x % blocks;
-  const int64_t first_strip = tile / across * kStrips;
-  const int64_t first_column = tile % across * kConfig.columns;
-  const auto panels = static_cast<uint32_t>(PackedPanels(p.k, p.parts));
+  // In 32 bits: divisions of 64 take long, and before them nothing is copied.
+  const auto parts = static_cast<uint32_t>(p.parts), blocks = parts / kRanges;
+  const uint32_t across = (static_cast<uint32_t>(p.n) + kConfig.columns - 1) / kConfig.columns;
+  const uint32_t width = parts * kPackedPanelColumns;  // of a panel of each part
+  const uint32_t panels = (static_cast<uint32_t>(p.k) + width - 1) / width;
+  const uint32_t tile = blockIdx.x / blocks, rank = blockIdx.x % blocks;
+  const auto first_strip = static_cast<int>(tile / across) * kStrips;
+  const auto first_column = static_cast<int>(tile % across) * kConfig.columns;
   const bool multiplies = warp < kWarps;
   const int range = multiplies ? warp / kStrips : warp - kWarps;
-  const int64_t part = rank * kRanges + range;
+  const int part = static_cast<int>(rank) * kRanges + range;
   const uint32_t shared = AddressOfShared(packed_shared);
   const PackedTurns<kConfig> turns(shared, range);
-  const PackedPanelsOfX<T, kConfig> x(p, part * panels * kPackedPanelColumns, first_column,
-                                      shared + range * kConfig.Stages() * kConfig.PanelBytes());
-  const auto piece_of = [&](int64_t strip) {
-    const bool exists = strip < PackedStrips(p);
-    PackedPiece piece(p, exists ? strip * p.parts + part : part);
-    if (!exists) piece.rows = 0;
+  const PackedPanelsOfX<kConfig> x{shared + range * kConfig.Stages() * kConfig.PanelBytes()};
+  const auto exists = [&](int strip) { return strip < PackedStrips(p); };
+  // Of a strip that does not exist another one's masks, but no words.
+  const auto number_of = [&](int strip) {
+    return (exists(strip) ? int64_t{strip} : 0) * parts + part;
+  };
+  const auto piece_of = [&](int strip) {
+    PackedPiece piece(p, number_of(strip), panels);
+    if (!exists(strip)) piece.rows = 0;
     return piece;
   };
 
@@ -131,14 +143,16 @@ __global__ void __launch_bounds__(kConfig.Threads(), 1)
   if (!multiplies) {
     if constexpr (kConfig.SharesRegisters()) GiveUpRegisters<kConfig.kProducerRegisters>();
     if (range < kRanges) {
-      const PackedPiece piece = piece_of(first_strip + threadIdx.x % kWarp % kStrips);
+      const int strip = first_strip + static_cast<int>(threadIdx.x % kWarp) % kStrips;
+      PackedPiece::Prefetch(p, number_of(strip), panels);
       if (threadIdx.x % kWarp == 0) {
         turns.Init();
         FenceShared();
       }
       __syncwarp();
       ArriveAt<kThreadsOfRange>(kRangeBarriers + range);
-      ProduceRange<T>(x, turns, piece, panels);
+      ProduceRange<T, kConfig>({x, p, int64_t{panels} * part * kPackedPanelColumns, first_column},
+                               turns, panels, [&] { return piece_of(strip); });
       __syncwarp();
     }
     if (blocks > 1) {
@@ -150,30 +164,33 @@ __global__ void __launch_bounds__(kConfig.Threads(), 1)
 
   if constexpr (kConfig.SharesRegisters()) TakeRegisters<kConfig.kConsumerRegisters>();
   const int strip_of_block = warp % kStrips;
-  const int64_t strip = first_strip + strip_of_block;
-  const PackedResult<T, Out, kConfig.x_on_left> result(p, strip);
+  const int strip = first_strip + strip_of_block;
+  using Result = PackedResult<T, Out, kConfig.x_on_left>;
+  Result::Prefetch(p, strip);
   float sums[kTiles][4] = {};
   WaitAt<kThreadsOfRange>(kRangeBarriers + range);
   SumPiece<T>(x, turns, strip_of_block, panels, sums);
-  if (strip < PackedStrips(p) && !AreFinite(sums)) {
+  const Result result(p, strip);
+  if (exists(strip) && !AreFinite(sums)) {
     MakeExact<T, kConfig.cell>(p, piece_of(strip), part, first_column, turns.Ring(strip_of_block),
                                sums);
   }
-  if (p.parts == 1) {
+  if (parts == 1) {
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) result.Write(first_column + t * 8, sums[t]);
     return;
   }
-  const PackedPartsOfCluster<kTiles, kRanges> parts(
-      PackedTurns<kConfig>(shared, 0).Ring(strip_of_block), kStrips * kConfig.WarpBytes(), blocks);
-  parts.Leave(range, sums);
+  const PackedPartsOfCluster<kTiles, kRanges> all(
+      PackedTurns<kConfig>(shared, 0).Ring(strip_of_block), kStrips * kConfig.WarpBytes(),
+      static_cast<int>(blocks));
+  all.Leave(range, sums);
   __syncwarp();
   if (blocks > 1) ClusterBarrier();
   else WaitAt<kRanges * kWarp>(kStripBarriers + strip_of_block);
 #pragma unroll 1
-  for (auto t = static_cast<int>(part); t < kTiles; t += static_cast<int>(p.parts)) {
+  for (int t = part; t < kTiles; t += static_cast<int>(parts)) {
     float of_tile[4];
-    parts.AddUp(t, of_tile);
+    all.AddUp(t, of_tile);
     result.Write(first_column + t * 8, of_tile);
   }
   __syncwarp();

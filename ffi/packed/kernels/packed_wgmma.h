@@ -16,22 +16,22 @@ struct PackedWgmmaConfig {
   int ranges = 1;   // of columns of the matrix that a block multiplies, a part each: 1, 2 or 4
   bool x_on_left = false;
 
-  static constexpr int warps = 16;      // that multiply, a strip of a range each
-  static constexpr int kProducers = 4;  // warps that copy, one for each range and spare ones
+  static constexpr int warps = 16;  // that multiply, a strip of a range each
 
   constexpr int Strips() const { return warps / ranges; }
-  constexpr int Threads() const { return (warps + kProducers) * kWarp; }
+  // Whether warps that copy leave registers to those that multiply, for most sums. Together all
+  // have what a block of so many warps begins with, so many each.
+  constexpr bool SharesRegisters() const { return columns > 32; }
+  static constexpr int kRegisters = 96, kConsumerRegisters = 104, kProducerRegisters = 64;
+  static constexpr int kSharing = warps * (kConsumerRegisters - kRegisters) /
+                                  (kRegisters - kProducerRegisters);  // warps that leave some
+  // That copy, one for each range; others only leave registers.
+  constexpr int Producers() const { return SharesRegisters() ? kSharing : ranges; }
+  constexpr int Threads() const { return (warps + Producers()) * kWarp; }
   constexpr int TileRows() const { return Strips() * kPackedStripRows; }
   // Fragments that are made while tensor cores read as many others: all that registers have room
   // for.
   constexpr int Fragments() const { return columns <= 16 ? 4 : 2; }
-  // Of a thread: where there are most sums, producers leave some to those that multiply. Together
-  // all have what the block begins with, so many each.
-  constexpr bool SharesRegisters() const { return columns > 32; }
-  static constexpr int kRegisters = 96, kConsumerRegisters = 104, kProducerRegisters = 64;
-  static_assert(warps * kConsumerRegisters + kProducers * kProducerRegisters ==
-                (warps + kProducers) * kRegisters);
-
   // Panels whose words and masks may be under way or in use, and whose x may; and rows of words of
   // a strip, as many as there is room for.
   constexpr int Turns() const { return 4 * cell; }
