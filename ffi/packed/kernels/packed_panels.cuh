@@ -112,20 +112,19 @@ class PackedXProducer {
     wide_ = pitch % kVector == 0 && IsAligned<Words4>(p.x.data);
   }
 
-  // Begins to copy the next panel; places that x does not have are 0.
-  __device__ __forceinline__ void Copy(uint32_t stage) {
+  // Has the next panel copied; places that x does not have are 0. Each lane arrives at `full` once
+  // what it copies is there, and waits for nothing. Who waits there fences what it reads.
+  __device__ __forceinline__ void Copy(uint32_t stage, uint64_t* full) {
     const uint32_t to = panels_.Stage(stage);
-    if (wide_) CopyVectors(to);
-    else CopyNumbers(to);
-    CommitCopies();
+    if (wide_) {
+      CopyVectors(to);
+      ArriveWhenCopied(full);
+    } else {
+      CopyNumbers(to);
+      Arrive(full);
+    }
     from_ += kLeft ? Panels::kPanel : kLines / kDown * apart_;
     rows_ -= Panels::kPanel;
-  }
-  // Waits until all is there that the warp has begun to copy, and tensor cores may read it.
-  __device__ __forceinline__ static void Await() {
-    WaitForCopyGroups<0>();
-    FenceShared();
-    __syncwarp();
   }
 };
 

@@ -26,17 +26,15 @@ __device__ __forceinline__ void ProduceRange(PackedXProducer<T, kConfig> x,
                                              Function piece_of_lane) {
   if (panels == 0) return;
   PipelineState<kConfig.Stages()> stage;
-  x.Copy(stage.stage);
+  x.Copy(stage.stage, turns.TurnOf(0).full);
   PackedWordProducer<kConfig> words(turns, piece_of_lane());
+  words.Turn(0);
 #pragma unroll 1
-  for (uint32_t panel = 0;;) {
+  for (uint32_t panel = 1; panel < panels; ++panel) {
     words.Turn(panel);
-    x.Await();
-    if (threadIdx.x % kWarp == 0) turns.TurnOf(panel).Filled();
-    if (++panel == panels) return;
     stage.Advance();
     WaitForPhase(turns.EmptyX(stage.stage), stage.phase ^ 1);
-    x.Copy(stage.stage);
+    x.Copy(stage.stage, turns.TurnOf(panel).full);
   }
 }
 
@@ -63,6 +61,7 @@ __device__ __forceinline__ void SumPiece(const PackedPanelsOfX<kConfig>& x,
 #pragma unroll 1
   for (uint32_t panel = 0; panel < panels; ++panel) {
     turns.TurnOf(panel).WaitUntilFull();
+    FenceShared();                 // tensor cores read what lanes had copied
     uint32_t a[2][kFragments][4];  // one is made while tensor cores read the other
     uint32_t mask = 0;
 #pragma unroll
