@@ -22,7 +22,7 @@ SpmmSplitConfig ConfigOf(const SpmmProblem& p) {
   config.lanes = LanesFor(CeilDivide(p.n, config.vector));
   // Two units have fewer waits for columns, and groups of a block are done at about one time. But
   // where there are few, some multiprocessors would have nothing to do in the end.
-  constexpr int64_t kManyWarps = 10 * 132 * 20;  // ten times as many as an H200 runs at once
+  constexpr int64_t kManyWarps = 10 * 132 * 24;  // ten times as many as an H200 runs at once
   const int64_t tiles = p.batch.count * CeilDivide(p.n, config.Columns());
   const int64_t units = tiles * RowUnits(p.pattern.rows, p.pattern.nse);
   config.group_units = units * config.lanes / kWarp > kManyWarps ? 2 : 1;

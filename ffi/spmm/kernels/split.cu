@@ -110,7 +110,7 @@ __device__ __forceinline__ void WriteInTile(const Result& result, const SpmmProb
 }
 
 template <typename T, typename Out, typename Index, SpmmSplitConfig kConfig>
-__global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks())
+__global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks(sizeof(T)))
     SpmmSplitRows(const __grid_constant__ SpmmProblem p) {
   using Acc = Accumulator<T>;
   constexpr int kVector = kConfig.vector, kLanes = kConfig.lanes, kUnits = kConfig.Units();

@@ -23,8 +23,10 @@ struct SpmmSplitConfig {
   }
   constexpr int Groups() const { return Threads() / lanes; }  // of a block
   constexpr int Units() const { return Groups() * group_units; }
-  // For which registers are left.
-  constexpr int Blocks() const { return (permuted || batched ? 512 : 640) / Threads(); }
+  // For which registers are left, of elements of so many bytes.
+  constexpr int Blocks(int bytes) const {
+    return (permuted || batched ? 512 : bytes == 4 ? 768 : 640) / Threads();
+  }
 };
 
 // Blocks down the rows of the result: each takes neighbouring units.
