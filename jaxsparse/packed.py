@@ -60,7 +60,7 @@ class Packed:
         topology: the pattern; only of a trainable one, else None.
         shape: (m, k).
         cell: how many neighbours in a row are stored together: 1 or 2.
-        parts: into how many the columns are cut, which blocks of a GPU share.
+        parts: into how many the columns are cut, which warps and blocks of a GPU share.
 
     >>> import jax.numpy as jnp
     >>> from jaxsparse import CSR
