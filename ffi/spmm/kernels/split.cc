@@ -92,8 +92,9 @@ int64_t WorkspaceBytes(const SpmmProblem& p, bool) {
 
 // What every entry reads of x comes from L2, and from memory where that has no room for x; the rest
 // from memory, once. The start and the rate of L2 are fitted to 2 million entries in float32 on an
-// H100, with n = 32 and 128: within 4 % in even rows, 5 % in those of a power law with n = 128. The
-// rest is expected: the least is a unit of the most entries, which waits for x a dozen times.
+// H100, with n = 32 and 128: within 4 % in even rows, 5 % in those of a power law with n = 128.
+// That was when groups had one unit, and fewer warps ran: now it predicts too much. The rest is
+// expected: the least is a unit of the most entries, which waits for x a dozen times.
 double Cost(const SpmmProblem& p) {
   constexpr double kL2Bytes = 4.9e6, kMemoryBytes = 4.1e6;  // a microsecond
   constexpr double kRoom = 60e6, kSector = 32;              // of L2, bytes

@@ -83,6 +83,7 @@ int main() {
   using namespace jaxsparse;
   Tests<float, float, 4, 4>::Sizes();
   Tests<float, float, 4, 4>::Disordered();
+  Tests<float, float, 4, 4>::Plain({2, 9300, 16, 0.97}, {.bias = true});  // rows of many parts
   Tests<float, float, 4, 32, 2>::Sizes();
   Tests<float, float, 1, 1>::Sizes();
   Tests<bfloat16, bfloat16, 8, 8>::Sizes();
