@@ -211,9 +211,10 @@ struct PackedPlace {
   static constexpr uint32_t kBytes = kRingRows * kPackedRowBytes;
   uint32_t at;
 
-  // Back into the ring, which begins there for the lane.
+  // Back into the ring, which begins there for the lane. The copy of its first row stands for that
+  // row, so that a row is in front of wherever the lane is.
   __device__ __forceinline__ void Wrap(uint32_t begin) {
-    if (at >= begin + kBytes) at -= kBytes;
+    if (at > begin + kBytes) at -= kBytes;
   }
   // No stream is more than kPackedDrift rows behind the longest, which has `rows`.
   __device__ __forceinline__ void PadTo(uint32_t rows, uint32_t begin) {
@@ -233,7 +234,9 @@ struct LaneStreams<1, kRingRows> {
   PackedPlace<kRingRows> first, second;
 
   __device__ explicit LaneStreams(uint32_t ring)
-      : begin(ring + threadIdx.x % kWarp * 4), first{begin}, second{begin + 2} {}
+      : begin(ring + threadIdx.x % kWarp * 4),
+        first{begin + first.kBytes},
+        second{begin + 2 + second.kBytes} {}
 
   __device__ __forceinline__ void Wrap() {
     first.Wrap(begin);
@@ -244,20 +247,22 @@ struct LaneStreams<1, kRingRows> {
     second.PadTo(rows, begin + 2);
   }
 
-  // Fragment `f` of a step, as mma.m16n8k16 takes it: a word is 128 bytes, and byte 2 j + e of
-  // `stored` is 1 if number e of pair j is stored. A number that is not takes bytes that are 0, of
-  // those that follow what is loaded.
+  // Fragment `f` of a step, as mma.m16n8k16 takes it: bit `half` of byte 2 j + e is set if number e
+  // of pair j of that half is stored. A number that is not takes bytes that are 0, of those that
+  // follow what is loaded.
   __device__ __forceinline__ void Fragment(uint32_t mask, int f, uint32_t (&a)[4]) {
+    const uint32_t of_fragment = mask >> 2 * f;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const uint32_t stored = mask >> (2 * f + half) & 0x01010101u;
-      const uint32_t places = 0x76327632u - 0x22u * stored;
+      const uint32_t stored = of_fragment & 0x01010101u << half;
+      const uint32_t places = 0x76327632u - (0x22u >> half) * stored;
+      const uint32_t row = kPackedRowBytes >> half;
       const uint32_t x0 = SharedAt<const uint16_t>(first.at);
       const uint32_t y0 = SharedAt<const uint16_t>(second.at);
-      const uint32_t x1 = SharedAt<const uint16_t>(AddProductsOfBytes(stored, 0x80u, first.at));
-      const uint32_t y1 = SharedAt<const uint16_t>(AddProductsOfBytes(stored, 0x8000u, second.at));
-      first.at = AddProductsOfBytes(stored, 0x00800080u, first.at);
-      second.at = AddProductsOfBytes(stored, 0x80008000u, second.at);
+      first.at = AddProductsOfBytes(stored, 0x00010001u * row, first.at);
+      second.at = AddProductsOfBytes(stored, 0x01000100u * row, second.at);
+      const uint32_t x1 = SharedAt<const uint16_t>(first.at - kPackedRowBytes);
+      const uint32_t y1 = SharedAt<const uint16_t>(second.at - kPackedRowBytes);
       a[2 * half] = PickBytes(x0, y0, places);
       a[2 * half + 1] = PickBytes(x1, y1, places >> 16);
     }
@@ -270,22 +275,22 @@ struct LaneStreams<2, kRingRows> {
   PackedPlace<kRingRows> pairs;
 
   __device__ explicit LaneStreams(uint32_t ring)
-      : begin(ring + threadIdx.x % kWarp * 4), pairs{begin} {}
+      : begin(ring + threadIdx.x % kWarp * 4), pairs{begin + pairs.kBytes} {}
 
   __device__ __forceinline__ void Wrap() { pairs.Wrap(begin); }
   __device__ __forceinline__ void PadTo(uint32_t rows) { pairs.PadTo(rows, begin); }
 
   // Byte q of `stored` is 1 if register q is.
   __device__ __forceinline__ void Fragment(uint32_t mask, int f, uint32_t (&a)[4]) {
-    const uint32_t stored = mask >> f & 0x01010101u, bytes = stored * 0xffu, at = pairs.at;
-    a[0] = SharedAt<const uint32_t>(at) & PickBytes(bytes, 0x0000);
-    a[1] =
-        SharedAt<const uint32_t>(AddProductsOfBytes(stored, 0x80u, at)) & PickBytes(bytes, 0x1111);
-    a[2] = SharedAt<const uint32_t>(AddProductsOfBytes(stored, 0x8080u, at)) &
-           PickBytes(bytes, 0x2222);
-    a[3] = SharedAt<const uint32_t>(AddProductsOfBytes(stored, 0x808080u, at)) &
-           PickBytes(bytes, 0x3333);
-    pairs.at = AddProductsOfBytes(stored, 0x80808080u, at);
+    const uint32_t stored = mask >> f & 0x01010101u, bytes = stored * 0xffu;
+#pragma unroll
+    for (int q = 0; q < 4; q += 2) {
+      const uint32_t word = SharedAt<const uint32_t>(pairs.at);
+      pairs.at = AddProductsOfBytes(stored, 0x8080u << 8 * q, pairs.at);
+      const uint32_t before = SharedAt<const uint32_t>(pairs.at - kPackedRowBytes);
+      a[q] = word & PickBytes(bytes, 0x1111u * q);
+      a[q + 1] = before & PickBytes(bytes, 0x1111u * (q + 1));
+    }
   }
 };
 
