@@ -50,6 +50,11 @@ __device__ __forceinline__ void LoadSharedIf(bool condition, uint32_t address, f
                : "+f"(*to)
                : "r"(static_cast<int>(condition)), "r"(address));
 }
+__device__ __forceinline__ void LoadSharedIf(uint32_t condition, uint32_t address, uint32_t* to) {
+  asm volatile("{ .reg .pred p; setp.ne.u32 p, %1, 0; mov.b32 %0, 0; @p ld.shared.b32 %0, [%2]; }"
+               : "=&r"(*to)
+               : "r"(condition), "r"(address));
+}
 
 // Wide accesses to shared memory, at multiples of their size. Loads stay in their order between
 // barriers.

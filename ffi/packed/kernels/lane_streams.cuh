@@ -280,16 +280,14 @@ struct LaneStreams<2, kRingRows> {
   __device__ __forceinline__ void Wrap() { pairs.Wrap(begin); }
   __device__ __forceinline__ void PadTo(uint32_t rows) { pairs.PadTo(rows, begin); }
 
-  // Byte q of `stored` is 1 if register q is.
+  // Bit `f` of byte q of the mask is set if register q is stored.
   __device__ __forceinline__ void Fragment(uint32_t mask, int f, uint32_t (&a)[4]) {
-    const uint32_t stored = mask >> f & 0x01010101u, bytes = stored * 0xffu;
+    const uint32_t stored = mask & 0x01010101u << f, row = kPackedRowBytes >> f;
 #pragma unroll
     for (int q = 0; q < 4; q += 2) {
-      const uint32_t word = SharedAt<const uint32_t>(pairs.at);
-      pairs.at = AddProductsOfBytes(stored, 0x8080u << 8 * q, pairs.at);
-      const uint32_t before = SharedAt<const uint32_t>(pairs.at - kPackedRowBytes);
-      a[q] = word & PickBytes(bytes, 0x1111u * q);
-      a[q + 1] = before & PickBytes(bytes, 0x1111u * (q + 1));
+      LoadSharedIf(mask & 1u << (8 * q + f), pairs.at, &a[q]);
+      pairs.at = AddProductsOfBytes(stored, 0x0101u * row << 8 * q, pairs.at);
+      LoadSharedIf(mask & 1u << (8 * q + 8 + f), pairs.at - kPackedRowBytes, &a[q + 1]);
     }
   }
 };
