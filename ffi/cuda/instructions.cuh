@@ -50,10 +50,20 @@ __device__ __forceinline__ void LoadSharedIf(bool condition, uint32_t address, f
                : "+f"(*to)
                : "r"(static_cast<int>(condition)), "r"(address));
 }
-__device__ __forceinline__ void LoadSharedIf(uint32_t condition, uint32_t address, uint32_t* to) {
-  asm volatile("{ .reg .pred p; setp.ne.u32 p, %1, 0; mov.b32 %0, 0; @p ld.shared.b32 %0, [%2]; }"
-               : "=&r"(*to)
-               : "r"(condition), "r"(address));
+// What stands there if `condition` is not 0, or 0: a bit of a word is a condition as it is.
+__device__ __forceinline__ uint32_t LoadSharedWordOrZero(uint32_t address, uint32_t condition) {
+  uint32_t word;
+  asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; mov.b32 %0, 0; @p ld.shared.b32 %0, [%1]; }"
+               : "=&r"(word)
+               : "r"(address), "r"(condition));
+  return word;
+}
+__device__ __forceinline__ uint32_t LoadSharedHalfOrZero(uint32_t address, uint32_t condition) {
+  uint32_t half;
+  asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; mov.b32 %0, 0; @p ld.shared.u16 %0, [%1]; }"
+               : "=&r"(half)
+               : "r"(address), "r"(condition));
+  return half;
 }
 
 // Wide accesses to shared memory, at multiples of their size. Loads stay in their order between

@@ -224,7 +224,12 @@ struct PackedPlace {
   }
 };
 
-// A lane's streams of a piece.
+// A lane's streams of a piece. Next() makes the next four fragments of a step as mma.m16n8k16 takes
+// them; their bits are the lowest ones of each byte of `mask`.
+//
+// A number that is stored is next at the place behind which it is counted, and last at the place
+// in front: two take one addition. Bits of `mask` that are next to one another become predicates
+// together, in the order in which they are asked for here.
 template <int kCell, int kRingRows = kPackedRingRows>
 struct LaneStreams;
 
@@ -238,33 +243,42 @@ struct LaneStreams<1, kRingRows> {
         first{begin + first.kBytes},
         second{begin + 2 + second.kBytes} {}
 
-  __device__ __forceinline__ void Wrap() {
-    first.Wrap(begin);
-    second.Wrap(begin + 2);
-  }
   __device__ __forceinline__ void PadTo(uint32_t rows) {
     first.PadTo(rows, begin);
     second.PadTo(rows, begin + 2);
   }
 
-  // Fragment `f` of a step, as mma.m16n8k16 takes it: bit `half` of byte 2 j + e is set if number e
-  // of pair j of that half is stored. A number that is not takes bytes that are 0, of those that
-  // follow what is loaded.
-  __device__ __forceinline__ void Fragment(uint32_t mask, int f, uint32_t (&a)[4]) {
-    const uint32_t of_fragment = mask >> 2 * f;
+  // Bit h of byte 2 j + e tells whether number e of pair j of half h of the fragments is stored.
+  __device__ __forceinline__ void Next(uint32_t mask, uint32_t (&a)[kPackedFragments][4]) {
+    constexpr int kHalves = 2 * kPackedFragments;
+    uint32_t at[2][kHalves + 1];  // of each stream, in front of each half
+    first.Wrap(begin);
+    second.Wrap(begin + 2);
+    at[0][0] = first.at, at[1][0] = second.at;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const uint32_t stored = of_fragment & 0x01010101u << half;
-      const uint32_t places = 0x76327632u - (0x22u >> half) * stored;
-      const uint32_t row = kPackedRowBytes >> half;
-      const uint32_t x0 = SharedAt<const uint16_t>(first.at);
-      const uint32_t y0 = SharedAt<const uint16_t>(second.at);
-      first.at = AddProductsOfBytes(stored, 0x00010001u * row, first.at);
-      second.at = AddProductsOfBytes(stored, 0x01000100u * row, second.at);
-      const uint32_t x1 = SharedAt<const uint16_t>(first.at - kPackedRowBytes);
-      const uint32_t y1 = SharedAt<const uint16_t>(second.at - kPackedRowBytes);
-      a[2 * half] = PickBytes(x0, y0, places);
-      a[2 * half + 1] = PickBytes(x1, y1, places >> 16);
+    for (int h = 0; h < kHalves; ++h) {
+      // Few constants: each takes an instruction.
+      const uint32_t stored = mask >> h / 4 * 4 & 0x01010101u << h % 4;
+      const uint32_t row = kPackedRowBytes >> h % 4;
+      at[0][h + 1] = AddProductsOfBytes(stored, 0x00010001u * row, at[0][h]);
+      at[1][h + 1] = AddProductsOfBytes(stored, 0x01000100u * row, at[1][h]);
+    }
+    first.at = at[0][kHalves], second.at = at[1][kHalves];
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+#pragma unroll
+      for (int h = 0; h < kHalves; ++h) {
+        a[h / 2][h % 2 * 2 + j] =
+            LoadSharedHalfOrZero(at[0][h + j] - j * kPackedRowBytes, mask & 1u << (16 * j + h));
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+#pragma unroll
+      for (int h = 0; h < kHalves; ++h) {
+        const uint32_t number = SharedAt<const uint16_t>(at[1][h + j] - j * kPackedRowBytes);
+        SetHighHalfIf(mask & 1u << (16 * j + 8 + h), number, &a[h / 2][h % 2 * 2 + j]);
+      }
     }
   }
 };
@@ -277,17 +291,27 @@ struct LaneStreams<2, kRingRows> {
   __device__ explicit LaneStreams(uint32_t ring)
       : begin(ring + threadIdx.x % kWarp * 4), pairs{begin + pairs.kBytes} {}
 
-  __device__ __forceinline__ void Wrap() { pairs.Wrap(begin); }
   __device__ __forceinline__ void PadTo(uint32_t rows) { pairs.PadTo(rows, begin); }
 
-  // Bit `f` of byte q of the mask is set if register q is stored.
-  __device__ __forceinline__ void Fragment(uint32_t mask, int f, uint32_t (&a)[4]) {
-    const uint32_t stored = mask & 0x01010101u << f, row = kPackedRowBytes >> f;
+  // Bit f of byte q tells whether register q of fragment f is stored.
+  __device__ __forceinline__ void Next(uint32_t mask, uint32_t (&a)[kPackedFragments][4]) {
+    uint32_t at[2 * kPackedFragments + 1];  // in front of each two registers
+    pairs.Wrap(begin);
+    at[0] = pairs.at;
 #pragma unroll
-    for (int q = 0; q < 4; q += 2) {
-      LoadSharedIf(mask & 1u << (8 * q + f), pairs.at, &a[q]);
-      pairs.at = AddProductsOfBytes(stored, 0x0101u * row << 8 * q, pairs.at);
-      LoadSharedIf(mask & 1u << (8 * q + 8 + f), pairs.at - kPackedRowBytes, &a[q + 1]);
+    for (int f = 0; f < kPackedFragments; ++f) {
+      const uint32_t stored = mask & 0x01010101u << f, row = kPackedRowBytes >> f;
+      at[2 * f + 1] = AddProductsOfBytes(stored, 0x00000101u * row, at[2 * f]);
+      at[2 * f + 2] = AddProductsOfBytes(stored, 0x01010101u * row, at[2 * f]);
+    }
+    pairs.at = at[2 * kPackedFragments];
+#pragma unroll
+    for (int q = 0; q < 4; ++q) {
+#pragma unroll
+      for (int f = 0; f < kPackedFragments; ++f) {
+        a[f][q] = LoadSharedWordOrZero(at[2 * f + (q + 1) / 2] - q % 2 * kPackedRowBytes,
+                                       mask & 1u << (8 * q + f));
+      }
     }
   }
 };

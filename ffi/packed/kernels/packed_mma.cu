@@ -78,17 +78,18 @@ __global__ void __launch_bounds__(kConfig.warps* kWarp, 1)
     for (int step = 0; step < kSteps; ++step) {
       const uint32_t mask = arrivals.Mask(stage, step);
 #pragma unroll
-      for (int f = 0; f < kFragments; f += 2) {
-        uint32_t a[2][4];
-        if (f % 4 == 0) streams.Wrap();
-        streams.Fragment(mask, f, a[0]);
-        streams.Fragment(mask, f + 1, a[1]);
+      for (int first = 0; first < kFragments; first += kPackedFragments) {
+        uint32_t a[kPackedFragments][4];
+        streams.Next(mask >> first, a);
 #pragma unroll
-        for (int t = 0; t < kTiles; ++t) {
-          uint32_t b[4];
-          columns.Load(stage, step * kFragments + f, t, b);
-          MultiplyAdd(T{}, of_panel[0][t], a[0], b[0], b[1]);
-          MultiplyAdd(T{}, of_panel[kSums - 1][t], a[1], b[2], b[3]);
+        for (int f = 0; f < kPackedFragments; f += 2) {
+#pragma unroll
+          for (int t = 0; t < kTiles; ++t) {
+            uint32_t b[4];
+            columns.Load(stage, step * kFragments + first + f, t, b);
+            MultiplyAdd(T{}, of_panel[0][t], a[f], b[0], b[1]);
+            MultiplyAdd(T{}, of_panel[kSums - 1][t], a[f + 1], b[2], b[3]);
+          }
         }
       }
     }
