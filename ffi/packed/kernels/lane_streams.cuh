@@ -227,9 +227,10 @@ struct PackedPlace {
 // A lane's streams of a piece. Next() makes the next four fragments of a step as mma.m16n8k16 takes
 // them; their bits are the lowest ones of each byte of `mask`.
 //
-// A number that is stored is next at the place behind which it is counted, and last at the place
-// in front: two take one addition. Bits of `mask` that are next to one another become predicates
-// together, in the order in which they are asked for here.
+// If a number is stored, it stands where the lane is before its bit is counted, and one row in
+// front of where the lane is after that. So one addition, between two numbers, serves both. Bits
+// that are neighbours in `mask` become predicates together, by one instruction, because loops ask
+// for them in that order.
 template <int kCell, int kRingRows = kPackedRingRows>
 struct LaneStreams;
 
@@ -257,7 +258,7 @@ struct LaneStreams<1, kRingRows> {
     at[0][0] = first.at, at[1][0] = second.at;
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {
-      // Few constants: each takes an instruction.
+      // Each constant takes an instruction: upper bits share those of the lower ones.
       const uint32_t stored = mask >> h / 4 * 4 & 0x01010101u << h % 4;
       const uint32_t row = kPackedRowBytes >> h % 4;
       at[0][h + 1] = AddProductsOfBytes(stored, 0x00010001u * row, at[0][h]);

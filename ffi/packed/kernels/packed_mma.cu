@@ -5,7 +5,7 @@
 // written out.
 //
 // Floors: a fragment takes 8 wavefronts of shared memory with cell 1, 4 with cell 2, for its words,
-// as much as an eighth of that for those that arrive, and 2 for each 8 columns of x; and 33 or 24
+// as much as an eighth of that for those that arrive, and 2 for each 8 columns of x; and 24 or 12
 // instructions. From memory comes each word once for each tile of columns.
 #include "cuda/device.cuh"
 #include "packed/kernels/lane_streams.cuh"

@@ -6,7 +6,7 @@
 // neither copy nor wait for one another.
 //
 // Floors: a fragment takes 8 wavefronts of shared memory with cell 1, 4 with cell 2, for its words,
-// as much as an eighth of that for those that arrive, and 1 for each 16 columns of x; and 30 or 22
+// as much as an eighth of that for those that arrive, and 1 for each 16 columns of x; and 24 or 12
 // instructions. From memory comes each word once for each tile of columns.
 #include "cuda/warpgroup.cuh"
 #include "packed/kernels/packed_exact.cuh"
