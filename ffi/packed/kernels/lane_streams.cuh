@@ -224,8 +224,8 @@ struct PackedPlace {
   }
 };
 
-// A lane's streams of a piece. Next() makes the next four fragments of a step as mma.m16n8k16 takes
-// them; their bits are the lowest ones of each byte of `mask`.
+// A lane's streams of a piece. Fragments() makes the next ones, from the first one on of a step
+// that has that mask, as mma.m16n8k16 takes them: some at once, four between two calls of Wrap().
 //
 // If a number is stored, it stands where the lane is before its bit is counted, and one row in
 // front of where the lane is after that. So one addition, between two numbers, serves both. Bits
@@ -244,17 +244,21 @@ struct LaneStreams<1, kRingRows> {
         first{begin + first.kBytes},
         second{begin + 2 + second.kBytes} {}
 
+  __device__ __forceinline__ void Wrap() {
+    first.Wrap(begin);
+    second.Wrap(begin + 2);
+  }
   __device__ __forceinline__ void PadTo(uint32_t rows) {
     first.PadTo(rows, begin);
     second.PadTo(rows, begin + 2);
   }
 
-  // Bit h of byte 2 j + e tells whether number e of pair j of half h of the fragments is stored.
-  __device__ __forceinline__ void Next(uint32_t mask, uint32_t (&a)[kPackedFragments][4]) {
-    constexpr int kHalves = 2 * kPackedFragments;
+  // Bit h of byte 2 j + e tells whether number e of pair j of half h of fragments is stored.
+  template <int kCount>
+  __device__ __forceinline__ void Fragments(uint32_t mask, int fragment, uint32_t (&a)[kCount][4]) {
+    constexpr int kHalves = 2 * kCount;
     uint32_t at[2][kHalves + 1];  // of each stream, in front of each half
-    first.Wrap(begin);
-    second.Wrap(begin + 2);
+    mask >>= 2 * fragment;
     at[0][0] = first.at, at[1][0] = second.at;
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {
@@ -292,24 +296,26 @@ struct LaneStreams<2, kRingRows> {
   __device__ explicit LaneStreams(uint32_t ring)
       : begin(ring + threadIdx.x % kWarp * 4), pairs{begin + pairs.kBytes} {}
 
+  __device__ __forceinline__ void Wrap() { pairs.Wrap(begin); }
   __device__ __forceinline__ void PadTo(uint32_t rows) { pairs.PadTo(rows, begin); }
 
   // Bit f of byte q tells whether register q of fragment f is stored.
-  __device__ __forceinline__ void Next(uint32_t mask, uint32_t (&a)[kPackedFragments][4]) {
-    uint32_t at[2 * kPackedFragments + 1];  // in front of each two registers
-    pairs.Wrap(begin);
+  template <int kCount>
+  __device__ __forceinline__ void Fragments(uint32_t mask, int fragment, uint32_t (&a)[kCount][4]) {
+    uint32_t at[2 * kCount + 1];  // in front of each two registers
+    mask >>= fragment;
     at[0] = pairs.at;
 #pragma unroll
-    for (int f = 0; f < kPackedFragments; ++f) {
+    for (int f = 0; f < kCount; ++f) {
       const uint32_t stored = mask & 0x01010101u << f, row = kPackedRowBytes >> f;
       at[2 * f + 1] = AddProductsOfBytes(stored, 0x00000101u * row, at[2 * f]);
       at[2 * f + 2] = AddProductsOfBytes(stored, 0x01010101u * row, at[2 * f]);
     }
-    pairs.at = at[2 * kPackedFragments];
+    pairs.at = at[2 * kCount];
 #pragma unroll
     for (int q = 0; q < 4; ++q) {
 #pragma unroll
-      for (int f = 0; f < kPackedFragments; ++f) {
+      for (int f = 0; f < kCount; ++f) {
         a[f][q] = LoadSharedWordOrZero(at[2 * f + (q + 1) / 2] - q % 2 * kPackedRowBytes,
                                        mask & 1u << (8 * q + f));
       }

@@ -9,10 +9,8 @@ namespace jaxsparse {
 constexpr int kPackedTurns = 4;       // of bulk copies, that may be under way
 constexpr int kPackedRingRows = 128;  // of words, at least: more than any panel reads, and some
 
-// So many fragments are made at once. Behind the end of the ring stand copies of its first rows,
-// which they may read there.
-constexpr int kPackedFragments = 4;
-constexpr int kPackedMirroredRows = 4 * kPackedFragments;
+// Behind the end of the ring stand copies of its first rows, which four fragments may read there.
+constexpr int kPackedMirroredRows = 16;
 
 // Of a warp, in bytes: a ring; the masks of a panel; barriers for bulk copies.
 constexpr int PackedRingBytes(int rows = kPackedRingRows) {

@@ -19,7 +19,8 @@ template <typename T, typename Out, PackedMmaConfig kConfig>
 __global__ void __launch_bounds__(kConfig.warps* kWarp, 1)
     PackedMma(const __grid_constant__ PackedProblem p) {
   constexpr int kTiles = kConfig.columns / 8, kStages = kConfig.stages;
-  constexpr int kSteps = kPackedPanelMasks / kConfig.cell, kFragments = 4 * kConfig.cell;
+  constexpr int kSteps = kPackedPanelMasks / kConfig.cell, kFragments = 4 * kConfig.cell,
+                kAtOnce = 4;
   constexpr int kSums = kTiles <= 2 ? 2 : 1;
   static_assert(kStages == 2 || kStages == 3);
   extern __shared__ __align__(128) unsigned char packed_stages[];
@@ -78,11 +79,12 @@ __global__ void __launch_bounds__(kConfig.warps* kWarp, 1)
     for (int step = 0; step < kSteps; ++step) {
       const uint32_t mask = arrivals.Mask(stage, step);
 #pragma unroll
-      for (int first = 0; first < kFragments; first += kPackedFragments) {
-        uint32_t a[kPackedFragments][4];
-        streams.Next(mask >> first, a);
+      for (int first = 0; first < kFragments; first += kAtOnce) {
+        uint32_t a[kAtOnce][4];
+        streams.Wrap();
+        streams.Fragments(mask, first, a);
 #pragma unroll
-        for (int f = 0; f < kPackedFragments; f += 2) {
+        for (int f = 0; f < kAtOnce; f += 2) {
 #pragma unroll
           for (int t = 0; t < kTiles; ++t) {
             uint32_t b[4];

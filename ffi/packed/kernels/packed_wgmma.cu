@@ -65,7 +65,7 @@ __device__ __forceinline__ void SumPiece(const PackedPanelsOfX<T, kConfig>& x,
                                          const PackedTurns<kConfig>& turns, int warp,
                                          uint32_t panels, float (&sums)[kConfig.columns / 8][4]) {
   constexpr int kSums = kConfig.columns / 2;
-  constexpr int kQuarters = 4, kFragments = kPackedFragments;  // of a panel, and of a quarter
+  constexpr int kQuarters = 4, kFragments = 4;  // of a panel, and of a quarter
   PackedTurnsConsumer<kConfig> words(turns, warp, panels);
   LaneStreams<kConfig.cell, kConfig.RingRows()> streams(turns.Ring(warp));
   float of_panel[kSums] = {};
@@ -87,8 +87,9 @@ __device__ __forceinline__ void SumPiece(const PackedPanelsOfX<T, kConfig>& x,
     for (int step = 0; step < kQuarters / kConfig.cell; ++step) masks[step] = words.Mask(step);
 #pragma unroll
     for (int quarter = 0; quarter < kQuarters; ++quarter) {
-      streams.Next(masks[quarter / kConfig.cell] >> quarter % kConfig.cell * kFragments,
-                   a[quarter % 2]);
+      streams.Wrap();
+      streams.Fragments(masks[quarter / kConfig.cell], quarter % kConfig.cell * kFragments,
+                        a[quarter % 2]);
       WaitForGroups<0>();
       KeepInRegisters(of_panel);
       if (quarter == 0) {
