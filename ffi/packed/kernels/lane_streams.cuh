@@ -273,8 +273,8 @@ struct LaneStreams<1, kRingRows> {
     for (int j = 0; j < 2; ++j) {
 #pragma unroll
       for (int h = 0; h < kHalves; ++h) {
-        a[h / 2][h % 2 * 2 + j] =
-            LoadSharedHalfOrZero(at[0][h + j] - j * kPackedRowBytes, mask & 1u << (16 * j + h));
+        a[h / 2][h % 2 * 2 + j] = LoadSharedOrZero<uint16_t>(at[0][h + j] - j * kPackedRowBytes,
+                                                             mask & 1u << (16 * j + h));
       }
     }
 #pragma unroll
@@ -316,8 +316,8 @@ struct LaneStreams<2, kRingRows> {
     for (int q = 0; q < 4; ++q) {
 #pragma unroll
       for (int f = 0; f < kCount; ++f) {
-        a[f][q] = LoadSharedWordOrZero(at[2 * f + (q + 1) / 2] - q % 2 * kPackedRowBytes,
-                                       mask & 1u << (8 * q + f));
+        a[f][q] = LoadSharedOrZero<uint32_t>(at[2 * f + (q + 1) / 2] - q % 2 * kPackedRowBytes,
+                                             mask & 1u << (8 * q + f));
       }
     }
   }

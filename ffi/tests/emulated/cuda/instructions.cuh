@@ -50,11 +50,9 @@ inline void LoadSharedIf(bool condition, uint32_t address, float* to) {
   if (condition) *to = SharedAt<float>(address);
 }
 
-inline uint32_t LoadSharedWordOrZero(uint32_t address, uint32_t condition) {
-  return condition != 0 ? SharedAt<uint32_t>(address) : 0;
-}
-inline uint32_t LoadSharedHalfOrZero(uint32_t address, uint32_t condition) {
-  return condition != 0 ? SharedAt<uint16_t>(address) : 0;
+template <typename T>
+uint32_t LoadSharedOrZero(uint32_t address, uint32_t condition) {
+  return condition != 0 ? SharedAt<T>(address) : 0;
 }
 
 // Where so many words lie, whose address an instruction wants to be a multiple of their size.
