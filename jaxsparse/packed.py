@@ -354,7 +354,7 @@ def _parts_for(m: int, k: int, most: int) -> int:
         waves = math.ceil(math.ceil(m * ranges / (16 * STRIP_ROWS)) * blocks / at_once)
         panels = math.ceil(k / (PANEL_COLUMNS * parts))
         # Of sixteen warps a panel has 128 fragments. Each doubling pads streams by 3 to 10 %.
-        return waves * (panels * 128 * 11 + 1000) * (1 + 0.05 * math.log2(parts)) + 700 * blocks
+        return waves * (panels * 128 * 14 + 1000) * (1 + 0.05 * math.log2(parts)) + 700 * blocks
 
     return min(range(1, most + 1), key=clocks)
 

@@ -7,7 +7,7 @@
 // those that multiply neither copy nor wait for other ranges.
 //
 // Floors: a fragment takes 8 wavefronts of shared memory with cell 1, 4 with cell 2, for its words,
-// as much as an eighth of that for those that arrive, and 1 for each 16 columns of x; and 30 or 22
+// as much as an eighth of that for those that arrive, and 1 for each 16 columns of x; and 24 or 12
 // instructions. From memory comes each word once for each tile of columns, from the L2 cache x once
 // for each block.
 #include "cuda/warpgroup.cuh"
@@ -72,10 +72,7 @@ __device__ __forceinline__ void SumPiece(const PackedPanelsOfX<kConfig>& x,
                                         first / kOfStep * kPackedRowBytes + lane * 4);
       }
       if (first % kOfWrap == 0) streams.Wrap();
-#pragma unroll
-      for (int f = 0; f < kFragments; ++f) {
-        streams.Fragment(mask, (first + f) % kOfStep, made[f]);
-      }
+      streams.Fragments(mask, first % kOfStep, made);
       WaitForGroups<0>();
       KeepInRegisters(of_panel);
       if (first == 0) {
