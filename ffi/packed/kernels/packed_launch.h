@@ -17,7 +17,7 @@ inline bool FitsPacked(const PackedProblem& p) {
 // each fragment, where so many blocks run at once.
 inline double PackedMicroseconds(const PackedProblem& p, int64_t blocks, int64_t at_once, int warps,
                                  double clocks_of_fragment) {
-  constexpr double kBytes = 4.1e6;
+  constexpr double kBytes = 3.8e6;  // of memory, in a microsecond, as words come in parts
   const double fragments =
       static_cast<double>(PackedPanels(p.k, p.parts)) * warps * (kPackedPanelColumns / 16);
   const auto waves = static_cast<double>(CeilDivide(blocks, at_once));

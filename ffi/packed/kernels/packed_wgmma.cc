@@ -52,10 +52,10 @@ bool Fits(const PackedProblem& p) {
          config.SharedBytes() <= p.gpu.shared_bytes;
 }
 
-// Predicted, as an H200 was measured with 8192 x 8192 and x on the right: what a fragment takes of a
-// warp, or memory for all. Until words are there some 4 us pass, which is most of kStart.
+// Predicted, as an H200 was measured with 8192 x 8192 and x on the right: what a fragment takes of
+// a warp, or memory for all. Until the first words are there 3 us pass, which are most of kStart.
 double Cost(const PackedProblem& p) {
-  constexpr double kStart = 6, kForBlock = 0.4;
+  constexpr double kStart = 4.5, kForBlock = 0.4;
   const PackedWgmmaConfig config = ConfigOf(p);
   const int cluster = BlocksOfCluster(p, config);
   // The blocks of a larger cluster are in one of the groups that multiprocessors come in, some of
@@ -65,7 +65,7 @@ double Cost(const PackedProblem& p) {
   const int64_t clusters = std::max<int64_t>(groups * (kGroup / cluster) - kMissing, 1);
   const int64_t at_once = cluster <= 2 ? p.gpu.multiprocessors : clusters * cluster;
   const double of_column = p.x_on_left ? 0.3 : 0.24;
-  const double clocks = (p.cell == 1 ? 12.6 : 8.4) + of_column * config.columns;
+  const double clocks = (p.cell == 1 ? 13.9 : 9.7) + of_column * config.columns;
   return kStart + PackedMicroseconds(p, Shape(p).blocks, at_once, config.warps, clocks) +
          kForBlock * (cluster - 1);
 }
