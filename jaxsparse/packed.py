@@ -353,8 +353,10 @@ def _parts_for(m: int, k: int, most: int) -> int:
         at_once = 132 if blocks <= 2 else (8 * (16 // blocks) - 2) * blocks
         waves = math.ceil(math.ceil(m * ranges / (16 * STRIP_ROWS)) * blocks / at_once)
         panels = math.ceil(k / (PANEL_COLUMNS * parts))
-        # Of sixteen warps a panel has 128 fragments. Each doubling pads streams by 3 to 10 %.
-        return waves * (panels * 128 * 14 + 1000) * (1 + 0.05 * math.log2(parts)) + 700 * blocks
+        # A panel has 128 fragments of sixteen warps; they take longer if one warp copies for many.
+        # Each doubling pads streams by 3 to 10 %.
+        fragments = panels * 128 * {1: 26, 2: 19, 4: 14}[ranges]
+        return waves * (fragments + 1000) * (1 + 0.05 * math.log2(parts)) + 700 * blocks
 
     return min(range(1, most + 1), key=clocks)
 

@@ -85,18 +85,23 @@ def depthwise_plain(
     return [y, z.astype(out_dtype)] if with_preactivation else [y]
 
 
-# Of `depthwise_plain` on a GPU, as XLA fuses it: microseconds to start, and bytes of x and y and
-# numbers of y a microsecond; whichever takes longer. Fitted to the layers of MobileNetV1 to which
-# ffi/depthwise/cost.h fits the kernels, in float32: within 15 % on one image, on 256 within 9 % but
-# for two layers, which take a quarter longer than this says.
-_START, _BYTES, _NUMBERS = 1.26, 3.0e6, 2.7e5
+# Of `depthwise_plain` on a GPU, as XLA fuses it: microseconds to start, and by bytes of a number
+# how many bytes of x and y and numbers of y a microsecond; whichever takes longer. Fitted to the
+# layers of MobileNetV1 to which ffi/depthwise/cost.h fits the kernels: in float32 within 15 % on
+# one image, on 256 within 9 % but for two layers, which take a quarter longer than this says; in 16
+# bits, of 256 images, within 11 % but for planes of 14 x 14, which take 1.8 times as long.
+_START = 1.26
+_RATES = {4: (3.0e6, 2.7e5), 2: (2.0e6, 3.6e5)}
 
 
 def plain_microseconds(x: ShapedArray, y: ShapedArray) -> float:
-    """What `depthwise_plain` is predicted to take on a GPU."""
+    """What `depthwise_plain` is predicted to take on a GPU; infinity for what is not measured."""
+    if x.dtype.itemsize not in _RATES:
+        return math.inf
     results = math.prod(y.shape)
     moved = (math.prod(x.shape) + results) * x.dtype.itemsize
-    return float(_START + max(moved / _BYTES, results / _NUMBERS))
+    bytes_rate, numbers_rate = _RATES[x.dtype.itemsize]
+    return float(_START + max(moved / bytes_rate, results / numbers_rate))
 
 
 def depthwise_input_plain(

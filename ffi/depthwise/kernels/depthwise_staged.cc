@@ -28,16 +28,16 @@ bool Fits(const DepthwiseProblem& p) {
          !(kTransposed && p.stride == 2);
 }
 
-// Not measured yet: 70 % of the speed of a copy are taken for granted. On planes of 14 x 14 in
-// float32 instructions take about as long as the copy, and other blocks' copies overlap them. A
-// multiprocessor that has less than four blocks waits for memory.
+// Fitted to planes of 14 x 14, 512 channels of 256 images, on an H200, strides 1 and 2, in float32
+// and bfloat16: within 14 %. Instructions take about as long as the copy there, and other blocks'
+// copies overlap them. A multiprocessor that has less than four blocks waits for memory.
 template <bool kTransposed>
 double Microseconds(const DepthwiseProblem& p) {
-  constexpr double kBytes = 3.0e6;
+  const double rate = SizeOf(p.dtype) == 2 ? 1.65e6 : 3.0e6;  // bytes in a microsecond
   const auto wanted = 4 * int64_t{p.gpu.multiprocessors};
   const int64_t blocks = std::max(Blocks<kTransposed>(p), int64_t{1});
   const double share = blocks < wanted ? static_cast<double>(blocks) / wanted : 1;
-  return kDepthwiseLaunch + DepthwiseBytes(p) / (kBytes * share);
+  return kDepthwiseLaunch + DepthwiseBytes(p) / (rate * share);
 }
 
 // Many rows for each thread read less twice, but those that do not exist are computed, too.

@@ -65,7 +65,9 @@ double Cost(const PackedProblem& p) {
   const int64_t clusters = std::max<int64_t>(groups * (kGroup / cluster) - kMissing, 1);
   const int64_t at_once = cluster <= 2 ? p.gpu.multiprocessors : clusters * cluster;
   const double of_column = p.x_on_left ? 0.3 : 0.24;
-  const double clocks = (p.cell == 1 ? 13.9 : 9.7) + of_column * config.columns;
+  // Where one warp copies for all of a block, others wait for it.
+  const double waits = config.ranges == 1 ? 8.5 : 0;
+  const double clocks = (p.cell == 1 ? 13.9 : 9.7) + of_column * config.columns + waits;
   return kStart + PackedMicroseconds(p, Shape(p).blocks, at_once, config.warps, clocks) +
          kForBlock * (cluster - 1);
 }
