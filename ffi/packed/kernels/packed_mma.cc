@@ -14,6 +14,7 @@ constexpr int kStaticBytes = 16;  // of shared memory, beside what the configura
 // warps if it has for none.
 PackedMmaConfig ConfigOf(const PackedProblem& p) {
   PackedMmaConfig config;
+  config.numbers = p.numbers;
   config.cell = p.cell;
   config.x_on_left = p.x_on_left;
   config.bulk = p.gpu.compute_capability >= 90;
@@ -37,9 +38,10 @@ KernelSource Source(const PackedProblem& p) {
           "PackedMma",
           {TypeName(p.dtype), TypeName(p.out_dtype),
            ConfigExpression("PackedMmaConfig",
-                            {Field("cell", config.cell), Field("columns", config.columns),
-                             Field("warps", config.warps), Field("stages", config.stages),
-                             Field("x_on_left", config.x_on_left), Field("bulk", config.bulk)})})};
+                            {NumbersField(config.numbers), Field("cell", config.cell),
+                             Field("columns", config.columns), Field("warps", config.warps),
+                             Field("stages", config.stages), Field("x_on_left", config.x_on_left),
+                             Field("bulk", config.bulk)})})};
 }
 
 LaunchShape Shape(const PackedProblem& p) {
@@ -75,7 +77,8 @@ bool Fits(const PackedProblem& p) {
 double Cost(const PackedProblem& p) {
   constexpr double kStart = 3.9, kForPart = 0.3, kOfColumn = 0.6;
   const PackedMmaConfig config = ConfigOf(p);
-  const double clocks = (p.cell == 1 ? 19.0 : 15.0) + kOfColumn * config.columns;
+  const double clocks =
+      (p.cell == 1 ? 19.0 : 15.0) + ClocksOfNumbers(p.numbers) + kOfColumn * config.columns;
   return kStart +
          PackedMicroseconds(p, Shape(p).blocks, p.gpu.multiprocessors, config.warps, clocks) +
          kForPart * static_cast<double>(p.parts);

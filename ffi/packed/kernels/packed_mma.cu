@@ -8,7 +8,7 @@
 // as much as an eighth of that for those that arrive, and 2 for each 8 columns of x; and 33 or 24
 // instructions. From memory comes each word once for each tile of columns.
 #include "cuda/device.cuh"
-#include "packed/kernels/lane_streams.cuh"
+#include "packed/kernels/lane_bytes.cuh"
 #include "packed/kernels/packed_columns.cuh"
 #include "packed/kernels/packed_exact.cuh"
 #include "packed/kernels/packed_sums.cuh"
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kConfig.warps* kWarp, 1)
   }
   arrivals.Ask(0, 0, kStages - 1, 0);
 
-  LaneStreams<kConfig.cell> streams(own_ring);
+  typename PackedStreamsOf<T, kConfig.numbers, kConfig.cell>::Type streams(own_ring);
   float sums[kTiles][4] = {};
   uint32_t asked_before = arrivals.asked();  // until the turn before the last one
   int stage = 0;
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kConfig.warps* kWarp, 1)
   arrivals.template WaitForTurns<0>();
 
   if (exists) {
-    MakeExact<T, kConfig.cell>(p, piece, part, first_column, own_ring, sums);
+    MakeExact<T, kConfig.numbers, kConfig.cell>(p, piece, part, first_column, own_ring, sums);
   }
   if (AddParts<kConfig>(p, tile, part, kAllThreads, &is_last, sums) && exists) {
     WriteSums<T, Out, kConfig>(p, strip, first_column, sums);

@@ -116,7 +116,7 @@ __device__ __forceinline__ bool AddPartsOfCluster(int parts, int part, int warp,
   return true;
 }
 
-// Writes a warp's sums, of columns from `first_column` on.
+// Writes a warp's sums, of columns from `first_column` on, times the scales of rows that have any.
 template <typename T, typename Out, auto kConfig>
 __device__ __forceinline__ void WriteSums(const PackedProblem& p, int64_t strip,
                                           int64_t first_column,
@@ -127,6 +127,8 @@ __device__ __forceinline__ void WriteSums(const PackedProblem& p, int64_t strip,
     const int64_t place = strip * kPackedStripRows + lane / 4 + 8 * j;
     if (place >= p.m) continue;
     const int64_t row = Within(static_cast<const int32_t*>(p.rows.data)[place], p.m);
+    const float scale =
+        p.scales.data == nullptr ? 1.0f : static_cast<const float*>(p.scales.data)[row];
     const float bias =
         p.bias.data == nullptr ? 0.0f : ToAccumulator(static_cast<const T*>(p.bias.data)[row]);
 #pragma unroll
@@ -135,7 +137,8 @@ __device__ __forceinline__ void WriteSums(const PackedProblem& p, int64_t strip,
       const int64_t column = first_column + t * 8 + lane % 4 * 2;
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        FromAccumulator(Activate(p.activation, sums[t][2 * j + e] + bias), &pair.elements[e]);
+        FromAccumulator(Activate(p.activation, sums[t][2 * j + e] * scale + bias),
+                        &pair.elements[e]);
       }
       Out* out = static_cast<Out*>(p.out.data) +
                  (kConfig.x_on_left ? column * p.m + row : row * p.n + column);

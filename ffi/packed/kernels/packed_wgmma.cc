@@ -12,6 +12,7 @@ namespace {
 
 PackedWgmmaConfig ConfigOf(const PackedProblem& p) {
   PackedWgmmaConfig config;
+  config.numbers = p.numbers;
   config.cell = p.cell;
   config.x_on_left = p.x_on_left;
   while (config.columns < kWidestPackedTile && config.columns < p.n) config.columns *= 2;
@@ -20,13 +21,14 @@ PackedWgmmaConfig ConfigOf(const PackedProblem& p) {
 
 KernelSource Source(const PackedProblem& p) {
   const PackedWgmmaConfig config = ConfigOf(p);
-  return {"packed/kernels/packed_wgmma.cu",
-          KernelExpression(
-              "PackedWgmma",
-              {TypeName(p.dtype), TypeName(p.out_dtype),
-               ConfigExpression("PackedWgmmaConfig",
-                                {Field("cell", config.cell), Field("columns", config.columns),
-                                 Field("x_on_left", config.x_on_left)})})};
+  return {
+      "packed/kernels/packed_wgmma.cu",
+      KernelExpression("PackedWgmma",
+                       {TypeName(p.dtype), TypeName(p.out_dtype),
+                        ConfigExpression("PackedWgmmaConfig",
+                                         {NumbersField(config.numbers), Field("cell", config.cell),
+                                          Field("columns", config.columns),
+                                          Field("x_on_left", config.x_on_left)})})};
 }
 
 LaunchShape Shape(const PackedProblem& p) {
@@ -52,7 +54,8 @@ double Cost(const PackedProblem& p) {
                                              (kGroup / p.parts * p.parts);
   const PackedWgmmaConfig config = ConfigOf(p);
   const double of_column = p.x_on_left ? 0.22 : 0.16;
-  const double clocks = (p.cell == 1 ? 19.0 : 15.4) + of_column * config.columns;
+  const double clocks =
+      (p.cell == 1 ? 19.0 : 15.4) + ClocksOfNumbers(p.numbers) + of_column * config.columns;
   return kStart + PackedMicroseconds(p, Shape(p).blocks, at_once, config.warps, clocks) +
          kForPart * static_cast<double>(p.parts);
 }

@@ -67,7 +67,8 @@ __device__ __forceinline__ void SumPiece(const PackedPanelsOfX<T, kConfig>& x,
   constexpr int kSums = kConfig.columns / 2;
   constexpr int kQuarters = 4, kFragments = 4;  // of a panel, and of a quarter
   PackedTurnsConsumer<kConfig> words(turns, warp, panels);
-  LaneStreams<kConfig.cell, kConfig.RingRows()> streams(turns.Ring(warp));
+  using Streams = PackedStreamsOf<T, kConfig.numbers, kConfig.cell, kConfig.RingRows()>;
+  typename Streams::Type streams(turns.Ring(warp));
   float of_panel[kSums] = {};
   // Tensor cores cut off what does not fit when they add, so only a panel is summed there.
   const auto add_panel = [&] {
@@ -151,7 +152,8 @@ __global__ void __launch_bounds__(kConfig.Threads(), 1)
   if (multiplies) {
     SumPiece<T>(x, x_stages, turns, warp, panels, sums);
     if (exists) {
-      MakeExact<T, kConfig.cell>(p, piece_of(strip), part, first_column, turns.Ring(warp), sums);
+      MakeExact<T, kConfig.numbers, kConfig.cell>(p, piece_of(strip), part, first_column,
+                                                  turns.Ring(warp), sums);
     }
   } else if (warp < kWarps + kWordProducers) {
     using Producer = PackedWordProducer<kConfig>;

@@ -11,6 +11,7 @@ namespace jaxsparse {
 constexpr int kMostPartsOfCluster = 8;
 
 struct PackedWgmmaConfig {
+  PackedNumbers numbers = PackedNumbers::kPlain;
   int cell = 1;
   int columns = 8;  // of x, of a tile: 8, 16, 32 or 64
   bool x_on_left = false;
