@@ -348,7 +348,8 @@ class CSR:
                 magnitudes over 127 or 448, and its numbers are rounded to multiples of that, or to
                 those times a number of e4m3: the nearest.
             cell: how many neighbours in a row are stored together, 1 or 2; by default 2 for
-                matrices that are more than 82 % sparse. Those of 8 bits have 1.
+                matrices that are more than 82 % sparse, or that store both of nearly all pairs, as
+                ``structure="pairs"`` of `pruning.make_masks` has them. Those of 8 bits have 1.
             parts: into how many the columns are cut, at most 8; by default what lets the blocks of
                 an H200 end together.
             trainable: whether to keep the pattern, and where each number comes from: for

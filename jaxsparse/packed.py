@@ -146,9 +146,8 @@ class Packed:
         if quantize and cell == 2:
             raise ValueError(f"CSR.pack: cell must be 1 for {dtype}, got 2")
         offsets, columns = topology.concrete_arrays("CSR.pack")
-        density = float(offsets[-1]) / (m * k) if m * k else 0.0
         if cell is None:
-            cell = 1 if quantize else cell_for(density)
+            cell = 1 if quantize else cell_for(offsets, columns, topology.shape)
         parts = parts_for(m, k, most) if parts is None else parts
         try:
             masks, starts, reads, sources = _ffi.pack_streams(
@@ -395,7 +394,10 @@ def _numbers_of(values: jax.Array, topology: Topology, dtype: Any) -> tuple[jax.
     """Values as numbers of the dtype, and scales of rows if it has 8 bits."""
     if dtype not in LARGEST:
         return (values.astype(dtype),)
-    return quantized(values, topology.row_indices, m=topology.shape[0], dtype=dtype)
+    rounded: tuple[jax.Array, ...] = quantized(
+        values, topology.row_indices, m=topology.shape[0], dtype=dtype
+    )
+    return rounded
 
 
 def _flatten(packed: Packed) -> Any:

@@ -10,6 +10,7 @@ from edge_cases import EDGE_CASES
 from reference import packed_matrix, to_dense
 
 from jaxsparse import CSR, EXPORT_DISABLED_CHECKS, Packed, Topology, _ffi
+from jaxsparse.pruning import STRUCTURES
 
 FORMS = [(1, 1), (2, 1), (1, 3), (2, 2)]  # cell, parts
 
@@ -85,6 +86,22 @@ def test_few_rows_serve_a_panel():
     packed = random_matrix(half).pack()
     assert packed.cell == 1 and packed.nbytes < 0.7 * 2 * packed.size
     assert "% of dense, cell 1" in repr(packed) and packed.parts == 8
+
+
+def test_pairs_are_stored_together():
+    """With no zeros between, where pruning keeps both or none, whatever the sparsity."""
+    scores = jnp.asarray(np.random.default_rng(0).standard_normal((64, 1024)))
+    for density, cell in (0.5, 1), (0.25, 1), (0.125, 2):
+        kept = jnp.int32(density * scores.size)
+        masks = [STRUCTURES[name](scores, kept) for name in ("unstructured", "pairs")]
+        assert [int(mask.sum()) for mask in masks] == [kept, kept]
+        free, paired = (Topology.from_mask(mask) for mask in masks)
+        assert random_matrix(free).pack().cell == cell
+        packed = random_matrix(paired).pack(parts=1)
+        assert (
+            packed.cell == 2 and packed.nbytes < random_matrix(paired).pack(cell=1, parts=1).nbytes
+        )
+        assert np.count_nonzero(packed.values) == kept
 
 
 def test_other_values():
