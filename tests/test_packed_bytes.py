@@ -128,11 +128,12 @@ PRODUCTS = [
 ]
 
 
-@each_dtype
 @pytest.mark.parametrize("implementation, variant", IMPLEMENTATIONS)
-@pytest.mark.parametrize("name, n, parts, of_x, left, activation, wide", PRODUCTS)
-def test_product(name, n, parts, of_x, left, activation, wide, implementation, variant, dtype):
+@pytest.mark.parametrize("number", range(len(PRODUCTS)))
+def test_product(number, implementation, variant):
     """That of the matrix that is stored, in float64: nothing is rounded but sums and results."""
+    name, n, parts, of_x, left, activation, wide = PRODUCTS[number]
+    dtype = DTYPES[number % 2]
     topology = PATTERNS[name]()
     m, k = topology.shape
     packed = random_matrix(topology).pack(dtype, parts=parts_that_fit(topology, parts))

@@ -7,60 +7,70 @@
 
 namespace jaxsparse {
 
-// What pairs of T are made by: a power of 2 whose unit in the last place is 1; and e4m3, whose bits
-// stand so far to the left of where T has them, with exponents whose bias is so much less.
-template <typename T>
-struct PairsOf;
-
-template <>
-struct PairsOf<bfloat16> {
-  static constexpr uint32_t kUnits = 0x43004300u, kMinusOne = 0xbf80bf80u;  // 2^7, -1
-  static constexpr int kShift = 4;
-  static constexpr uint32_t kBias = 0x7b807b80u;  // 2^120
-  __device__ __forceinline__ static uint32_t MultiplyAdd(uint32_t a, uint32_t b, uint32_t c) {
-    return MultiplyAddBfloats(a, b, c);
-  }
-};
-
-template <>
-struct PairsOf<float16> {
-  static constexpr uint32_t kUnits = 0x64006400u, kMinusOne = 0xbc00bc00u;  // 2^10, -1
-  static constexpr int kShift = 1;
-  static constexpr uint32_t kBias = 0x5c005c00u;  // 2^8
-  __device__ __forceinline__ static uint32_t MultiplyAdd(uint32_t a, uint32_t b, uint32_t c) {
-    return MultiplyAddHalves(a, b, c);
-  }
-};
-
-// A pair of T of two numbers, each of which stands in one byte of a half of `bytes`, kAt bits from
-// its right, beside zeros.
+// How two numbers become a pair of T, exactly, but for a factor that scales of rows make up for.
+// Each stands in one byte of a half of `bytes`, kAt bits from its right, beside zeros.
 template <typename T, PackedNumbers kNumbers>
 struct PairOfBytes;
 
+// Plain numbers are no bytes.
 template <typename T>
-struct PairOfBytes<T, PackedNumbers::kInt8> {
-  static constexpr int kAt = 0;
+struct PairOfBytes<T, PackedNumbers::kPlain> {
+  static constexpr float kFactor = 1;
+};
 
-  // x is the rest of its bits less 128 times its sign. The units of T and either are exact, since
-  // 128 units more are the next power of 2, or one below it.
+// Of u, which is 128 more than a number, the bits are the bfloat16 u 2^-133: the least normal
+// numbers are as far from one another as those below them.
+template <>
+struct PairOfBytes<bfloat16, PackedNumbers::kInt8> {
+  static constexpr int kAt = 0;
+  static constexpr float kFactor = 64;
+
   __device__ __forceinline__ static uint32_t Make(uint32_t bytes) {
-    using Pair = PairsOf<T>;
-    const uint32_t rest = (bytes & 0x007f007fu) | Pair::kUnits;
-    const uint32_t signs = (bytes & 0x00800080u) | Pair::kUnits;
-    return Pair::MultiplyAdd(signs, Pair::kMinusOne, rest);
+    constexpr uint32_t kLargest = 0x7f007f00u, kMinusTwo = 0xc000c000u;  // 2^127
+    return MultiplyAddBfloats(bytes ^ 0x00800080u, kLargest, kMinusTwo);
   }
 };
 
-template <typename T>
-struct PairOfBytes<T, PackedNumbers::kE4M3> {
-  static constexpr int kAt = 8;
+// Behind the bits of 2^10 they are the float16 2^10 + u.
+template <>
+struct PairOfBytes<float16, PackedNumbers::kInt8> {
+  static constexpr int kAt = 0;
+  static constexpr float kFactor = 1;
 
-  // Without the product, sums of small x would have fewer bits than float32 has.
   __device__ __forceinline__ static uint32_t Make(uint32_t bytes) {
-    using Pair = PairsOf<T>;
-    const uint32_t magnitudes = (bytes & 0x7f007f00u) >> Pair::kShift;
-    constexpr uint32_t kNothing = 0x80008000u;  // -0, to which zeros of either sign add as they are
-    return Pair::MultiplyAdd((bytes & 0x80008000u) | magnitudes, Pair::kBias, kNothing);
+    constexpr uint32_t kOne = 0x3c003c00u, kOfZero = 0xe480e480u;  // -(2^10 + 128)
+    return MultiplyAddHalves(bytes ^ 0x64806480u, kOne, kOfZero);
+  }
+};
+
+// Of e4m3 exponent and fraction move to where T has them, so many bits to the right; its exponents
+// have another bias, for which a product makes up. Without that, sums of small x would have fewer
+// bits than float32 has.
+template <int kShift>
+__device__ __forceinline__ uint32_t MovedE4M3(uint32_t bytes) {
+  return (bytes & 0x80008000u) | (bytes & 0x7f007f00u) >> kShift;
+}
+constexpr uint32_t kMinusZeros = 0x80008000u;  // to which zeros of either sign add as they are
+
+template <>
+struct PairOfBytes<bfloat16, PackedNumbers::kE4M3> {
+  static constexpr int kAt = 8;
+  static constexpr float kFactor = 1;
+
+  __device__ __forceinline__ static uint32_t Make(uint32_t bytes) {
+    constexpr uint32_t kBias = 0x7b807b80u;  // 2^120
+    return MultiplyAddBfloats(MovedE4M3<4>(bytes), kBias, kMinusZeros);
+  }
+};
+
+template <>
+struct PairOfBytes<float16, PackedNumbers::kE4M3> {
+  static constexpr int kAt = 8;
+  static constexpr float kFactor = 1;
+
+  __device__ __forceinline__ static uint32_t Make(uint32_t bytes) {
+    constexpr uint32_t kBias = 0x5c005c00u;  // 2^8
+    return MultiplyAddHalves(MovedE4M3<1>(bytes), kBias, kMinusZeros);
   }
 };
 
@@ -118,7 +128,15 @@ struct PackedStreamsOf<T, PackedNumbers::kPlain, kCell, kRingRows> {
   using Type = LaneStreams<kCell, kRingRows>;
 };
 
-// Number `i` of the lane in a row of words, by itself.
+// A pair that Make has made, without the factor.
+template <typename T, PackedNumbers kNumbers>
+__device__ __forceinline__ uint32_t WholePair(uint32_t pair) {
+  constexpr float kFactor = PairOfBytes<T, kNumbers>::kFactor;
+  if constexpr (kFactor == 1) return pair;
+  else return MultiplyAddBfloats(pair, BfloatsOfFloats(kFactor, kFactor), kMinusZeros);
+}
+
+// Number `i` of the lane in a row of words, by itself, over the factor.
 template <typename T, PackedNumbers kNumbers>
 __device__ __forceinline__ float PackedNumberAt(const unsigned char* words, int64_t row, int i) {
   const int64_t number =

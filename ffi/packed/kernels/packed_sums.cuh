@@ -5,6 +5,7 @@
 
 #include "cuda/activation.cuh"
 #include "cuda/vector_access.cuh"
+#include "packed/kernels/lane_bytes.cuh"
 #include "packed/kernels/packed_parts.h"
 
 namespace jaxsparse {
@@ -128,7 +129,8 @@ __device__ __forceinline__ void WriteSums(const PackedProblem& p, int64_t strip,
     if (place >= p.m) continue;
     const int64_t row = Within(static_cast<const int32_t*>(p.rows.data)[place], p.m);
     const float scale =
-        p.scales.data == nullptr ? 1.0f : static_cast<const float*>(p.scales.data)[row];
+        PairOfBytes<T, kConfig.numbers>::kFactor *
+        (p.scales.data == nullptr ? 1.0f : static_cast<const float*>(p.scales.data)[row]);
     const float bias =
         p.bias.data == nullptr ? 0.0f : ToAccumulator(static_cast<const T*>(p.bias.data)[row]);
 #pragma unroll

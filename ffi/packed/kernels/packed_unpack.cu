@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kConfig.warps* kWarp)
         for (int q = 0; q < 4; ++q) {
           const int row = lane / 4 + 8 * (q % 2);
           const int column = (step * kFragments + f) * 16 + 8 * (q / 2) + 2 * (lane % 4);
-          SharedAt<uint32_t>(tile + row * kLine + column * 2) = a[q];
+          SharedAt<uint32_t>(tile + row * kLine + column * 2) = WholePair<T, kConfig.numbers>(a[q]);
         }
       }
     }
