@@ -75,44 +75,58 @@ struct PairOfBytes<float16, PackedNumbers::kE4M3> {
 };
 
 // As LaneStreams with cells of 1: four streams, of bytes.
+//
+// A stream has one number of each half of a fragment at most. That of the first half stands where
+// the lane is before both are counted, that of the second one row in front of where it is then. So
+// one addition serves both, and the lane stands behind the first row of the ring or its copy.
 template <typename T, PackedNumbers kNumbers, int kRingRows>
 struct LaneBytes {
   using Pair = PairOfBytes<T, kNumbers>;
+  using Place = PackedPlace<kRingRows>;
   static constexpr int kStreams = 4;
   uint32_t begin;  // of the ring, for the lane
-  PackedPlace<kRingRows> places[kStreams];
+  Place places[kStreams];
 
-  __device__ explicit LaneBytes(uint32_t ring)
-      : begin(ring + threadIdx.x % kWarp * 4),
-        places{{begin}, {begin + 1}, {begin + 2}, {begin + 3}} {}
+  __device__ explicit LaneBytes(uint32_t ring) : begin(ring + threadIdx.x % kWarp * 4) {
+#pragma unroll
+    for (int i = 0; i < kStreams; ++i) places[i].at = begin + i + Place::kBytes;
+  }
 
   __device__ __forceinline__ void Wrap() {
 #pragma unroll
-    for (int i = 0; i < kStreams; ++i) places[i].Wrap(begin + i);
+    for (int i = 0; i < kStreams; ++i) {
+      if (places[i].at > begin + i + Place::kBytes) places[i].at -= Place::kBytes;
+    }
   }
   __device__ __forceinline__ void PadTo(uint32_t rows) {
 #pragma unroll
     for (int i = 0; i < kStreams; ++i) places[i].PadTo(rows, begin + i);
   }
 
-  // Byte 2 j + e of `stored` is 1 if number e of pair j is. One that is not takes a byte that is 0,
-  // of those above what is loaded.
+  // Bit 2 f + h of byte 2 j + e tells whether number e of pair j of half h of fragment f is stored.
+  // One that is not takes a byte that is 0, of those above what is loaded.
   __device__ __forceinline__ void Fragment(uint32_t mask, int f, uint32_t (&a)[4]) {
     // Of halves of a pair: byte 3 or 0 of the first number, 7 or 4 of the second, else 7.
-    constexpr uint32_t kAbsent = Pair::kAt == 0 ? 0x77737773u : 0x77377737u,
-                       kLess = 3u << Pair::kAt / 2;
+    constexpr uint32_t kAbsent = Pair::kAt == 0 ? 0x77737773u : 0x77377737u;
+    constexpr uint32_t kLess = 3u << Pair::kAt / 2;
+    const uint32_t counts = (mask & 0x55555555u) + (mask >> 1 & 0x55555555u);  // of both halves
+    // They stay where they are, and so many times more.
+    const uint32_t of_fragment = counts & 0x03030303u << 2 * f;
+    const uint32_t row = kPackedRowBytes >> 2 * f;
+    uint32_t bytes[2][kStreams];
+#pragma unroll
+    for (int i = 0; i < kStreams; ++i) {
+      uint32_t& at = places[i].at;
+      bytes[0][i] = SharedAt<const unsigned char>(at);
+      at = AddProductsOfBytes(of_fragment, row << 8 * i, at);
+      bytes[1][i] = SharedAt<const unsigned char>(at - kPackedRowBytes);
+    }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const uint32_t stored = mask >> (2 * f + half) & 0x01010101u;
       const uint32_t picked = kAbsent - kLess * stored;
-      uint32_t bytes[kStreams];
-#pragma unroll
-      for (int i = 0; i < kStreams; ++i) {
-        bytes[i] = SharedAt<const unsigned char>(places[i].at);
-        places[i].at = AddProductsOfBytes(stored, 0x80u << 8 * i, places[i].at);
-      }
-      a[2 * half] = Pair::Make(PickBytes(bytes[0], bytes[1], picked));
-      a[2 * half + 1] = Pair::Make(PickBytes(bytes[2], bytes[3], picked >> 16));
+      a[2 * half] = Pair::Make(PickBytes(bytes[half][0], bytes[half][1], picked));
+      a[2 * half + 1] = Pair::Make(PickBytes(bytes[half][2], bytes[half][3], picked >> 16));
     }
   }
 };
