@@ -99,6 +99,13 @@ __device__ __forceinline__ uint32_t PickBytes(uint32_t low, uint32_t high, uint3
   return picked;
 }
 
+// The lower half of `half` as the upper one of a word, if `condition` is not 0.
+__device__ __forceinline__ void SetHighHalfIf(uint32_t condition, uint32_t half, uint32_t* word) {
+  asm("{ .reg .pred p; setp.ne.u32 p, %1, 0; @p prmt.b32 %0, %0, %2, 0x5410; }"
+      : "+r"(*word)
+      : "r"(condition), "r"(half));
+}
+
 // c and the products of unsigned bytes that stand in the same place of two words.
 __device__ __forceinline__ uint32_t AddProductsOfBytes(uint32_t a, uint32_t b, uint32_t c) {
   uint32_t sum;

@@ -50,6 +50,15 @@ __device__ __forceinline__ void LoadSharedIf(bool condition, uint32_t address, f
                : "+f"(*to)
                : "r"(static_cast<int>(condition)), "r"(address));
 }
+// What stands there if `condition` is not 0, or 0: a bit of a word is a condition as it is.
+template <typename T>
+__device__ __forceinline__ uint32_t LoadSharedOrZero(uint32_t address, uint32_t condition) {
+  uint32_t x;
+  asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; mov.b32 %0, 0; @p ld.shared.u%3 %0, [%1]; }"
+               : "=&r"(x)
+               : "r"(address), "r"(condition), "n"(8 * sizeof(T)));
+  return x;
+}
 
 // Wide accesses to shared memory, at multiples of their size. Loads stay in their order between
 // barriers.

@@ -8,7 +8,7 @@
 namespace jaxsparse {
 
 // How two numbers become a pair of T, exactly, but for a factor that scales of rows make up for.
-// Each stands in one byte of a half of `bytes`, kAt bits from its right, beside zeros.
+// Each stands in the lower byte of a half of `bytes`, below zeros.
 template <typename T, PackedNumbers kNumbers>
 struct PairOfBytes;
 
@@ -22,7 +22,6 @@ struct PairOfBytes<T, PackedNumbers::kPlain> {
 // numbers are as far from one another as those below them.
 template <>
 struct PairOfBytes<bfloat16, PackedNumbers::kInt8> {
-  static constexpr int kAt = 0;
   static constexpr float kFactor = 64;
 
   __device__ __forceinline__ static uint32_t Make(uint32_t bytes) {
@@ -34,7 +33,6 @@ struct PairOfBytes<bfloat16, PackedNumbers::kInt8> {
 // Behind the bits of 2^10 they are the float16 2^10 + u.
 template <>
 struct PairOfBytes<float16, PackedNumbers::kInt8> {
-  static constexpr int kAt = 0;
   static constexpr float kFactor = 1;
 
   __device__ __forceinline__ static uint32_t Make(uint32_t bytes) {
@@ -43,18 +41,18 @@ struct PairOfBytes<float16, PackedNumbers::kInt8> {
   }
 };
 
-// Of e4m3 exponent and fraction move to where T has them, so many bits to the right; its exponents
-// have another bias, for which a product makes up. Without that, sums of small x would have fewer
-// bits than float32 has.
+// Of e4m3 the sign moves by 8 bits, exponent and fraction by as many as T has them further to the
+// left; its exponents have another bias, for which a product makes up. Without that, sums of small
+// x would have fewer bits than float32 has.
 template <int kShift>
 __device__ __forceinline__ uint32_t MovedE4M3(uint32_t bytes) {
-  return (bytes & 0x80008000u) | (bytes & 0x7f007f00u) >> kShift;
+  constexpr uint32_t kFurther = 256 - (1 << kShift);  // what signs move by beside the others
+  return (bytes << kShift) + (bytes & 0x00800080u) * kFurther;
 }
 constexpr uint32_t kMinusZeros = 0x80008000u;  // to which zeros of either sign add as they are
 
 template <>
 struct PairOfBytes<bfloat16, PackedNumbers::kE4M3> {
-  static constexpr int kAt = 8;
   static constexpr float kFactor = 1;
 
   __device__ __forceinline__ static uint32_t Make(uint32_t bytes) {
@@ -65,12 +63,11 @@ struct PairOfBytes<bfloat16, PackedNumbers::kE4M3> {
 
 template <>
 struct PairOfBytes<float16, PackedNumbers::kE4M3> {
-  static constexpr int kAt = 8;
   static constexpr float kFactor = 1;
 
   __device__ __forceinline__ static uint32_t Make(uint32_t bytes) {
     constexpr uint32_t kBias = 0x5c005c00u;  // 2^8
-    return MultiplyAddHalves(MovedE4M3<1>(bytes), kBias, kMinusZeros);
+    return MultiplyAddHalves(MovedE4M3<7>(bytes), kBias, kMinusZeros);
   }
 };
 
@@ -94,40 +91,36 @@ struct LaneBytes {
 
   __device__ __forceinline__ void Wrap() {
 #pragma unroll
-    for (int i = 0; i < kStreams; ++i) {
-      if (places[i].at > begin + i + Place::kBytes) places[i].at -= Place::kBytes;
-    }
+    for (int i = 0; i < kStreams; ++i) places[i].Wrap(begin + i);
   }
   __device__ __forceinline__ void PadTo(uint32_t rows) {
 #pragma unroll
     for (int i = 0; i < kStreams; ++i) places[i].PadTo(rows, begin + i);
   }
 
-  // Bit 2 f + h of byte 2 j + e tells whether number e of pair j of half h of fragment f is stored.
-  // One that is not takes a byte that is 0, of those above what is loaded.
-  __device__ __forceinline__ void Fragment(uint32_t mask, int f, uint32_t (&a)[4]) {
-    // Of halves of a pair: byte 3 or 0 of the first number, 7 or 4 of the second, else 7.
-    constexpr uint32_t kAbsent = Pair::kAt == 0 ? 0x77737773u : 0x77377737u;
-    constexpr uint32_t kLess = 3u << Pair::kAt / 2;
+  // Bit h of byte 2 j + e tells whether number e of pair j of half h of fragments is stored.
+  template <int kCount>
+  __device__ __forceinline__ void Fragments(uint32_t mask, int fragment, uint32_t (&a)[kCount][4]) {
+    mask >>= 2 * fragment;
     const uint32_t counts = (mask & 0x55555555u) + (mask >> 1 & 0x55555555u);  // of both halves
-    // They stay where they are, and so many times more.
-    const uint32_t of_fragment = counts & 0x03030303u << 2 * f;
-    const uint32_t row = kPackedRowBytes >> 2 * f;
-    uint32_t bytes[2][kStreams];
 #pragma unroll
     for (int i = 0; i < kStreams; ++i) {
       uint32_t& at = places[i].at;
-      bytes[0][i] = SharedAt<const unsigned char>(at);
-      at = AddProductsOfBytes(of_fragment, row << 8 * i, at);
-      bytes[1][i] = SharedAt<const unsigned char>(at - kPackedRowBytes);
+#pragma unroll
+      for (int h = 0; h < 2 * kCount; ++h) {
+        if (h % 2 == 1) {
+          // Counts stay where they are, and so many times more.
+          const uint32_t row = kPackedRowBytes >> (h - 1);
+          at = AddProductsOfBytes(counts & 0x03030303u << (h - 1), row << 8 * i, at);
+        }
+        const uint32_t from = at - h % 2 * kPackedRowBytes, stored = mask & 1u << (8 * i + h);
+        uint32_t& bytes = a[h / 2][h % 2 * 2 + i / 2];
+        if (i % 2 == 0) bytes = LoadSharedOrZero<unsigned char>(from, stored);
+        else SetHighHalfIf(stored, SharedAt<const unsigned char>(from), &bytes);
+      }
     }
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const uint32_t stored = mask >> (2 * f + half) & 0x01010101u;
-      const uint32_t picked = kAbsent - kLess * stored;
-      a[2 * half] = Pair::Make(PickBytes(bytes[half][0], bytes[half][1], picked));
-      a[2 * half + 1] = Pair::Make(PickBytes(bytes[half][2], bytes[half][3], picked >> 16));
-    }
+    for (int i = 0; i < 4 * kCount; ++i) a[i / 4][i % 4] = Pair::Make(a[i / 4][i % 4]);
   }
 };
 
@@ -159,7 +152,7 @@ __device__ __forceinline__ float PackedNumberAt(const unsigned char* words, int6
     return ToAccumulator(reinterpret_cast<const T*>(words)[number]);
   } else {
     using Pair = PairOfBytes<T, kNumbers>;
-    const uint32_t pair = Pair::Make(static_cast<uint32_t>(words[number]) << Pair::kAt);
+    const uint32_t pair = Pair::Make(words[number]);
     return ToAccumulator(T{static_cast<uint16_t>(pair)});
   }
 }

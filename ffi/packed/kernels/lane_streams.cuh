@@ -211,9 +211,10 @@ struct PackedPlace {
   static constexpr uint32_t kBytes = kRingRows * kPackedRowBytes;
   uint32_t at;
 
-  // Back into the ring, which begins there for the lane.
+  // Back into the ring, which begins there for the lane. The copy of its first row stands for that
+  // row, so that a row is in front of wherever the lane is.
   __device__ __forceinline__ void Wrap(uint32_t begin) {
-    if (at >= begin + kBytes) at -= kBytes;
+    if (at > begin + kBytes) at -= kBytes;
   }
   // No stream is more than kPackedDrift rows behind the longest, which has `rows`.
   __device__ __forceinline__ void PadTo(uint32_t rows, uint32_t begin) {
@@ -223,7 +224,13 @@ struct PackedPlace {
   }
 };
 
-// A lane's streams of a piece.
+// A lane's streams of a piece. Fragments() makes the next ones, from the first one on of a step
+// that has that mask, as mma.m16n8k16 takes them: some at once, four between two calls of Wrap().
+//
+// If a number is stored, it stands where the lane is before its bit is counted, and one row in
+// front of where the lane is after that. So one addition, between two numbers, serves both. Bits
+// that are neighbours in `mask` become predicates together, by one instruction, because loops ask
+// for them in that order.
 template <int kCell, int kRingRows = kPackedRingRows>
 struct LaneStreams;
 
@@ -233,7 +240,9 @@ struct LaneStreams<1, kRingRows> {
   PackedPlace<kRingRows> first, second;
 
   __device__ explicit LaneStreams(uint32_t ring)
-      : begin(ring + threadIdx.x % kWarp * 4), first{begin}, second{begin + 2} {}
+      : begin(ring + threadIdx.x % kWarp * 4),
+        first{begin + first.kBytes},
+        second{begin + 2 + second.kBytes} {}
 
   __device__ __forceinline__ void Wrap() {
     first.Wrap(begin);
@@ -244,22 +253,37 @@ struct LaneStreams<1, kRingRows> {
     second.PadTo(rows, begin + 2);
   }
 
-  // Fragment `f` of a step, as mma.m16n8k16 takes it: a word is 128 bytes, and byte 2 j + e of
-  // `stored` is 1 if number e of pair j is stored. A number that is not takes bytes that are 0, of
-  // those that follow what is loaded.
-  __device__ __forceinline__ void Fragment(uint32_t mask, int f, uint32_t (&a)[4]) {
+  // Bit h of byte 2 j + e tells whether number e of pair j of half h of fragments is stored.
+  template <int kCount>
+  __device__ __forceinline__ void Fragments(uint32_t mask, int fragment, uint32_t (&a)[kCount][4]) {
+    constexpr int kHalves = 2 * kCount;
+    uint32_t at[2][kHalves + 1];  // of each stream, in front of each half
+    mask >>= 2 * fragment;
+    at[0][0] = first.at, at[1][0] = second.at;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const uint32_t stored = mask >> (2 * f + half) & 0x01010101u;
-      const uint32_t places = 0x76327632u - 0x22u * stored;
-      const uint32_t x0 = SharedAt<const uint16_t>(first.at);
-      const uint32_t y0 = SharedAt<const uint16_t>(second.at);
-      const uint32_t x1 = SharedAt<const uint16_t>(AddProductsOfBytes(stored, 0x80u, first.at));
-      const uint32_t y1 = SharedAt<const uint16_t>(AddProductsOfBytes(stored, 0x8000u, second.at));
-      first.at = AddProductsOfBytes(stored, 0x00800080u, first.at);
-      second.at = AddProductsOfBytes(stored, 0x80008000u, second.at);
-      a[2 * half] = PickBytes(x0, y0, places);
-      a[2 * half + 1] = PickBytes(x1, y1, places >> 16);
+    for (int h = 0; h < kHalves; ++h) {
+      // Each constant takes an instruction: upper bits share those of the lower ones.
+      const uint32_t stored = mask >> h / 4 * 4 & 0x01010101u << h % 4;
+      const uint32_t row = kPackedRowBytes >> h % 4;
+      at[0][h + 1] = AddProductsOfBytes(stored, 0x00010001u * row, at[0][h]);
+      at[1][h + 1] = AddProductsOfBytes(stored, 0x01000100u * row, at[1][h]);
+    }
+    first.at = at[0][kHalves], second.at = at[1][kHalves];
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+#pragma unroll
+      for (int h = 0; h < kHalves; ++h) {
+        a[h / 2][h % 2 * 2 + j] = LoadSharedOrZero<uint16_t>(at[0][h + j] - j * kPackedRowBytes,
+                                                             mask & 1u << (16 * j + h));
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+#pragma unroll
+      for (int h = 0; h < kHalves; ++h) {
+        const uint32_t number = SharedAt<const uint16_t>(at[1][h + j] - j * kPackedRowBytes);
+        SetHighHalfIf(mask & 1u << (16 * j + 8 + h), number, &a[h / 2][h % 2 * 2 + j]);
+      }
     }
   }
 };
@@ -270,22 +294,32 @@ struct LaneStreams<2, kRingRows> {
   PackedPlace<kRingRows> pairs;
 
   __device__ explicit LaneStreams(uint32_t ring)
-      : begin(ring + threadIdx.x % kWarp * 4), pairs{begin} {}
+      : begin(ring + threadIdx.x % kWarp * 4), pairs{begin + pairs.kBytes} {}
 
   __device__ __forceinline__ void Wrap() { pairs.Wrap(begin); }
   __device__ __forceinline__ void PadTo(uint32_t rows) { pairs.PadTo(rows, begin); }
 
-  // Byte q of `stored` is 1 if register q is.
-  __device__ __forceinline__ void Fragment(uint32_t mask, int f, uint32_t (&a)[4]) {
-    const uint32_t stored = mask >> f & 0x01010101u, bytes = stored * 0xffu, at = pairs.at;
-    a[0] = SharedAt<const uint32_t>(at) & PickBytes(bytes, 0x0000);
-    a[1] =
-        SharedAt<const uint32_t>(AddProductsOfBytes(stored, 0x80u, at)) & PickBytes(bytes, 0x1111);
-    a[2] = SharedAt<const uint32_t>(AddProductsOfBytes(stored, 0x8080u, at)) &
-           PickBytes(bytes, 0x2222);
-    a[3] = SharedAt<const uint32_t>(AddProductsOfBytes(stored, 0x808080u, at)) &
-           PickBytes(bytes, 0x3333);
-    pairs.at = AddProductsOfBytes(stored, 0x80808080u, at);
+  // Bit f of byte q tells whether register q of fragment f is stored.
+  template <int kCount>
+  __device__ __forceinline__ void Fragments(uint32_t mask, int fragment, uint32_t (&a)[kCount][4]) {
+    uint32_t at[2 * kCount + 1];  // in front of each two registers
+    mask >>= fragment;
+    at[0] = pairs.at;
+#pragma unroll
+    for (int f = 0; f < kCount; ++f) {
+      const uint32_t stored = mask & 0x01010101u << f, row = kPackedRowBytes >> f;
+      at[2 * f + 1] = AddProductsOfBytes(stored, 0x00000101u * row, at[2 * f]);
+      at[2 * f + 2] = AddProductsOfBytes(stored, 0x01010101u * row, at[2 * f]);
+    }
+    pairs.at = at[2 * kCount];
+#pragma unroll
+    for (int q = 0; q < 4; ++q) {
+#pragma unroll
+      for (int f = 0; f < kCount; ++f) {
+        a[f][q] = LoadSharedOrZero<uint32_t>(at[2 * f + (q + 1) / 2] - q % 2 * kPackedRowBytes,
+                                             mask & 1u << (8 * q + f));
+      }
+    }
   }
 };
 

@@ -30,9 +30,9 @@ inline double ClocksOfNumbers(PackedNumbers numbers) {
     case PackedNumbers::kPlain:
       return 0;
     case PackedNumbers::kInt8:
-      return kOfInstruction * 7;
+      return kOfInstruction * 11;
     case PackedNumbers::kE4M3:
-      return kOfInstruction * 15;
+      return kOfInstruction * 18;
   }
   return 0;
 }

@@ -5,7 +5,7 @@
 // written out.
 //
 // Floors: a fragment takes 8 wavefronts of shared memory with cell 1, 4 with cell 2, for its words,
-// as much as an eighth of that for those that arrive, and 2 for each 8 columns of x; and 33 or 24
+// as much as an eighth of that for those that arrive, and 2 for each 8 columns of x; and 24 or 12
 // instructions. From memory comes each word once for each tile of columns.
 #include "cuda/device.cuh"
 #include "packed/kernels/lane_bytes.cuh"
@@ -19,7 +19,8 @@ template <typename T, typename Out, PackedMmaConfig kConfig>
 __global__ void __launch_bounds__(kConfig.warps* kWarp, 1)
     PackedMma(const __grid_constant__ PackedProblem p) {
   constexpr int kTiles = kConfig.columns / 8, kStages = kConfig.stages;
-  constexpr int kSteps = kPackedPanelMasks / kConfig.cell, kFragments = 4 * kConfig.cell;
+  constexpr int kSteps = kPackedPanelMasks / kConfig.cell, kFragments = 4 * kConfig.cell,
+                kAtOnce = 4;
   constexpr int kSums = kTiles <= 2 ? 2 : 1;
   static_assert(kStages == 2 || kStages == 3);
   extern __shared__ __align__(128) unsigned char packed_stages[];
@@ -78,17 +79,19 @@ __global__ void __launch_bounds__(kConfig.warps* kWarp, 1)
     for (int step = 0; step < kSteps; ++step) {
       const uint32_t mask = arrivals.Mask(stage, step);
 #pragma unroll
-      for (int f = 0; f < kFragments; f += 2) {
-        uint32_t a[2][4];
-        if (f % 4 == 0) streams.Wrap();
-        streams.Fragment(mask, f, a[0]);
-        streams.Fragment(mask, f + 1, a[1]);
+      for (int first = 0; first < kFragments; first += kAtOnce) {
+        uint32_t a[kAtOnce][4];
+        streams.Wrap();
+        streams.Fragments(mask, first, a);
 #pragma unroll
-        for (int t = 0; t < kTiles; ++t) {
-          uint32_t b[4];
-          columns.Load(stage, step * kFragments + f, t, b);
-          MultiplyAdd(T{}, of_panel[0][t], a[0], b[0], b[1]);
-          MultiplyAdd(T{}, of_panel[kSums - 1][t], a[1], b[2], b[3]);
+        for (int f = 0; f < kAtOnce; f += 2) {
+#pragma unroll
+          for (int t = 0; t < kTiles; ++t) {
+            uint32_t b[4];
+            columns.Load(stage, step * kFragments + first + f, t, b);
+            MultiplyAdd(T{}, of_panel[0][t], a[f], b[0], b[1]);
+            MultiplyAdd(T{}, of_panel[kSums - 1][t], a[f + 1], b[2], b[3]);
+          }
         }
       }
     }

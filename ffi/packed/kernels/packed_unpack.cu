@@ -13,7 +13,8 @@ template <typename T, PackedUnpackConfig kConfig>
 __global__ void __launch_bounds__(kConfig.warps* kWarp)
     PackedUnpack(const __grid_constant__ PackedProblem p) {
   constexpr int kCell = kConfig.cell, kStages = kConfig.kStages, kLine = kConfig.kLineBytes;
-  constexpr int kSteps = kPackedPanelMasks / kCell, kFragments = 4 * kCell, kVector = 8;
+  constexpr int kSteps = kPackedPanelMasks / kCell, kFragments = 4 * kCell, kAtOnce = 4,
+                kVector = 8;
   extern __shared__ __align__(128) unsigned char unpack_stages[];
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int64_t number = static_cast<int64_t>(blockIdx.x) * kConfig.warps + warp;
@@ -50,15 +51,16 @@ __global__ void __launch_bounds__(kConfig.warps* kWarp)
     for (int step = 0; step < kSteps; ++step) {
       const uint32_t mask = arrivals.Mask(stage, step);
 #pragma unroll
-      for (int f = 0; f < kFragments; ++f) {
-        uint32_t a[4];
-        if (f % 4 == 0) streams.Wrap();
-        streams.Fragment(mask, f, a);
+      for (int first = 0; first < kFragments; first += kAtOnce) {
+        uint32_t a[kAtOnce][4];
+        streams.Wrap();
+        streams.Fragments(mask, first, a);
 #pragma unroll
-        for (int q = 0; q < 4; ++q) {
-          const int row = lane / 4 + 8 * (q % 2);
-          const int column = (step * kFragments + f) * 16 + 8 * (q / 2) + 2 * (lane % 4);
-          SharedAt<uint32_t>(tile + row * kLine + column * 2) = WholePair<T, kConfig.numbers>(a[q]);
+        for (int i = 0; i < 4 * kAtOnce; ++i) {
+          const int f = step * kFragments + first + i / 4, q = i % 4;
+          const int row = lane / 4 + 8 * (q % 2), column = f * 16 + 8 * (q / 2) + 2 * (lane % 4);
+          SharedAt<uint32_t>(tile + row * kLine + column * 2) =
+              WholePair<T, kConfig.numbers>(a[i / 4][q]);
         }
       }
     }

@@ -6,7 +6,7 @@
 // neither copy nor wait for one another.
 //
 // Floors: a fragment takes 8 wavefronts of shared memory with cell 1, 4 with cell 2, for its words,
-// as much as an eighth of that for those that arrive, and 1 for each 16 columns of x; and 30 or 22
+// as much as an eighth of that for those that arrive, and 1 for each 16 columns of x; and 24 or 12
 // instructions. From memory comes each word once for each tile of columns.
 #include "cuda/warpgroup.cuh"
 #include "packed/kernels/packed_exact.cuh"
@@ -83,15 +83,14 @@ __device__ __forceinline__ void SumPiece(const PackedPanelsOfX<T, kConfig>& x,
     const uint32_t needed = words.Enter();
     const int stage = panel % kConfig.Stages();
     uint32_t a[2][kFragments][4];  // one is made while tensor cores read the other
-    uint32_t mask = 0;
+    uint32_t masks[kQuarters / kConfig.cell];
+#pragma unroll
+    for (int step = 0; step < kQuarters / kConfig.cell; ++step) masks[step] = words.Mask(step);
 #pragma unroll
     for (int quarter = 0; quarter < kQuarters; ++quarter) {
-      if (quarter % kConfig.cell == 0) mask = words.Mask(quarter / kConfig.cell);
       streams.Wrap();
-#pragma unroll
-      for (int f = 0; f < kFragments; ++f) {
-        streams.Fragment(mask, quarter % kConfig.cell * kFragments + f, a[quarter % 2][f]);
-      }
+      streams.Fragments(masks[quarter / kConfig.cell], quarter % kConfig.cell * kFragments,
+                        a[quarter % 2]);
       WaitForGroups<0>();
       KeepInRegisters(of_panel);
       if (quarter == 0) {

@@ -50,6 +50,11 @@ inline void LoadSharedIf(bool condition, uint32_t address, float* to) {
   if (condition) *to = SharedAt<float>(address);
 }
 
+template <typename T>
+uint32_t LoadSharedOrZero(uint32_t address, uint32_t condition) {
+  return condition != 0 ? SharedAt<T>(address) : 0;
+}
+
 // Where so many words lie, whose address an instruction wants to be a multiple of their size.
 template <int kWords>
 uint32_t* WordsAt(uint32_t address) {
