@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -36,7 +37,7 @@ SELECTIONS: dict[str, ModuleType] = {
 }
 
 # what is measured -> its passes and dtypes, where they are others than all have
-PASSES_OF: dict[str, tuple[str, ...]] = {"dynamic": dynamic.PASSES}
+PASSES_OF: dict[str, tuple[str, ...]] = {"dynamic": dynamic.PASSES, "depthwise": depthwise.PASSES}
 DTYPES_OF: dict[str, tuple[str, ...]] = {"dynamic": dynamic.DTYPES}
 
 INTERRUPTED = 130
@@ -142,9 +143,11 @@ def _add_run(parser: Parser) -> None:
         help="steps of recurrent, positions of masks, steps of training in a program of dynamic",
     )  # fmt: skip
     parser.add_argument(
-        "--pass", nargs="+", choices=dynamic.PASSES, dest="passes", metavar="NAME",
+        "--pass", nargs="+", choices=sorted({*PASSES, *itertools.chain(*PASSES_OF.values())}),
+        dest="passes", metavar="NAME",
         help=f"{', '.join(PASSES)}; all that there are by default; in dynamic "
-        f"{', '.join(dynamic.PASSES)}, by default those of the suite",
+        f"{', '.join(dynamic.PASSES)}, by default those of the suite; in depthwise "
+        f"{', '.join(depthwise.PASSES)}, by default the first two",
     )  # fmt: skip
     parser.add_argument("--repeats", type=_positive(int), default=Effort.repeats, metavar="R")
     parser.add_argument(

@@ -346,7 +346,8 @@ class CSR:
             dtype: of the numbers, bfloat16 or float16; by default that of the values. With int8 or
                 float8_e4m3fn (``jnp.float8_e4m3fn``) each row has a scale, the largest of its
                 magnitudes over 127 or 448, and its numbers are rounded to multiples of that, or to
-                those times a number of e4m3: the nearest.
+                those times a number of e4m3: the nearest. That saves memory; products are not
+                expected to be faster than in 16 bits.
             cell: how many neighbours in a row are stored together, 1 or 2; by default 2 for
                 matrices that are more than 82 % sparse, or that store both of nearly all pairs, as
                 ``structure="pairs"`` of `pruning.make_masks` has them. Those of 8 bits have 1.

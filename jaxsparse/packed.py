@@ -47,7 +47,9 @@ class Packed:
 
     Numbers of 8 bits, int8 or float8_e4m3fn, are multiplied by the scale of their row, which makes
     the largest of each row the largest that the dtype has: see `CSR.pack`. They have no gradients,
-    and x is bfloat16 or float16, in which they are exact. With scales that are NaN, of rows that
+    and x is bfloat16 or float16, in which they are exact. They save memory; products are not
+    expected to be faster than by numbers of 16 bits, which take fewer instructions to decode, and
+    are not measured on a GPU yet. With scales that are NaN, of rows that
     had a number that is not finite, rows of products are NaN.
 
     A pytree: the arrays below are its leaves, so it goes through ``jax.jit``, checkpoints and
@@ -59,7 +61,7 @@ class Packed:
             int8 or float8_e4m3fn: rows of four.
         masks: uint32 ``(p, s, 32)``: which places of each of p pieces are stored.
         starts: int32 ``(p + 1,)``: the rows of ``values`` in front of each piece.
-        panels: int32 ``(p, t, 2)``: which rows a piece reads for each 256 columns.
+        panels: int32 ``(p, t, 2)``: which rows a piece reads for each 128 columns.
         rows: int32 ``(m,)``: the order of the rows, 16 of which make a strip.
         scales: float32 ``(m,)`` of numbers of 8 bits, else None.
         sources: int32, as ``values``: the stored entry of each number, or ``nse`` for none; only of
@@ -67,7 +69,7 @@ class Packed:
         topology: the pattern; only of such a one, else None.
         shape: (m, k).
         cell: how many neighbours in a row are stored together: 1 or 2.
-        parts: into how many the columns are cut, which blocks of a GPU share.
+        parts: into how many the columns are cut, which warps and blocks of a GPU share.
 
     >>> import jax.numpy as jnp
     >>> from jaxsparse import CSR
@@ -230,7 +232,7 @@ class Packed:
             *entries,
             *scales,
             shape=(int(shape[0]), int(shape[1])),
-            cell=2 if steps and steps * 2 == count * 4 else 1,
+            cell=2 if steps and steps == count * masks_of_panel(2) else 1,
             parts=max(masks.shape[0] // strips, 1) if strips and masks.ndim == 3 else 1,
         )
         check_shapes("Packed.from_arrays", packed)

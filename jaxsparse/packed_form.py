@@ -40,15 +40,17 @@ def cell_for(row_offsets: np.ndarray, columns: np.ndarray, shape: tuple[int, int
 
 def parts_for(m: int, k: int, most: int) -> int:
     """The number of parts by which the blocks of an H200 are done first."""
-    groups = math.ceil(m / (8 * STRIP_ROWS))
 
     def clocks(parts: int) -> float:
-        # The blocks of all parts are a cluster, in one of eight groups of multiprocessors.
-        at_once = 132 if parts <= 2 else 8 * (16 // parts * parts)
-        waves = math.ceil(groups * parts / at_once)
+        # A block of sixteen warps has up to four parts, and others those that are left: a cluster.
+        ranges = math.gcd(parts, 4)
+        blocks = parts // ranges
+        # More than two are in one of eight groups of multiprocessors, of which some are smaller.
+        at_once = 132 if blocks <= 2 else (8 * (16 // blocks) - 2) * blocks
+        waves = math.ceil(math.ceil(m * ranges / (16 * STRIP_ROWS)) * blocks / at_once)
         panels = math.ceil(k / (PANEL_COLUMNS * parts))
-        # Of eight strips a panel has 128 fragments. Each doubling pads streams by 3 to 10 %.
-        return waves * (panels * 128 * 12 + 1000) * (1 + 0.05 * math.log2(parts)) + 500 * parts
+        # Of sixteen warps a panel has 128 fragments. Each doubling pads streams by 3 to 10 %.
+        return waves * (panels * 128 * 14 + 1000) * (1 + 0.05 * math.log2(parts)) + 700 * blocks
 
     return min(range(1, most + 1), key=clocks)
 

@@ -13,8 +13,6 @@ import numpy as np
 from jaxsparse import display, masks
 from jaxsparse.integers import integer
 from jaxsparse.layouts import KINDS, derived_layouts
-from jaxsparse.layouts.row_cuts import RowCuts
-from jaxsparse.layouts.tile_starts import NO_STARTS, TileStarts
 from jaxsparse.masks import arrays
 from jaxsparse.masks.positions import TracedMaskError
 from jaxsparse.pattern import (
@@ -235,8 +233,7 @@ class Topology(TopologyLayouts):
         inverse = inverse_on_host if is_concrete(*t[:2], permutation) else inverse_traced
         m, k = self.shape
         bare = Topology._from_parts(t, self.pattern, inverse(permutation), {}, (k, m), self.kind)
-        layouts = {name: KINDS[name].transpose(x, bare) for name, x in self.layouts.items()}
-        result = bare._with(layouts={name: x for name, x in layouts.items() if x is not None})
+        result = bare._with(layouts=self._each_layout(lambda kind, x: kind.transpose(x, bare)))
         if self.static:
             self._transposed = result
         return result
@@ -260,7 +257,7 @@ class Topology(TopologyLayouts):
         else:
             derived = derive_traced(offsets, columns, self.shape, True)
         result = self._with(transposed_pattern=derived[1], permutation=derived[2])
-        layouts = {name: x for name, x in self.layouts.items() if name != RowCuts.name}
+        layouts = self._each_layout(lambda kind, x: kind.with_transpose(x, result))
         return result._with(layouts=layouts).with_derived_layouts()
 
     def without_transpose(self) -> Topology:
@@ -269,8 +266,7 @@ class Topology(TopologyLayouts):
         >>> Topology([0, 1], [3], (1, 4)).without_transpose().has_transpose
         False
         """
-        layouts = {name: KINDS[name].without_transpose(x) for name, x in self.layouts.items()}
-        layouts = {name: layout for name, layout in layouts.items() if layout is not None}
+        layouts = self._each_layout(lambda kind, x: kind.without_transpose(x))
         return self._with(transposed_pattern=None, permutation=None, layouts=layouts)
 
     def padded(self, nse: int) -> Topology:
@@ -301,9 +297,8 @@ class Topology(TopologyLayouts):
             permutation=None if permutation is None else padded_permutation(permutation, room),
             kind="dynamic",
         )
-        layouts = {name: KINDS[name].pad(layout, bare) for name, layout in self.layouts.items()}
-        layouts.pop(RowCuts.name, None)  # more entries may have none
-        return bare._with(layouts=layouts).with_derived_layouts()
+        layouts = self._each_layout(lambda kind, x: kind.pad(x, bare))
+        return bare._with(layouts=layouts).with_derived_layouts()  # padding may bring some
 
     def reshape_batch(self, *sizes: int) -> Topology:
         """The same patterns, with batch dimensions of other sizes; nothing is copied or derived.
@@ -346,23 +341,21 @@ class Topology(TopologyLayouts):
     def operands(self) -> tuple[jax.Array, ...]:
         """What an operation's primitive takes: `ops.arguments.operands_of_pattern` names it.
 
-        Those are the arrays of both patterns and the permutation, or of the one that there is, the
-        starts of tiles, and the cuts of rows of each pattern. They are checked first if
-        ``JAXSPARSE_CHECK=1``, but for starts, which kernels find out for themselves then, and for
-        cuts, without which other kernels serve.
+        Those are the arrays of both patterns and the permutation, or of the one that there is, and
+        what each kind of layout gives. If ``JAXSPARSE_CHECK=1`` the arrays are checked first, and
+        no layouts are given, without which kernels do.
         """
         self.check_positions()
         m, k = self.shape
-        rows, starts = self.pattern.operands(), self.layouts[TileStarts.name]
-        cuts = RowCuts.operands(self, given=not checks_enabled())
-        transposed: tuple[jax.Array, ...] = ()
+        rows, transposed = self.pattern.operands(), ()
         if self.has_transpose:
             transposed = (*self.transposed_pattern.operands(), self.permutation)
         if checks_enabled():
             rows = (checked(*rows, columns=k), *rows[1:])
             transposed = transposed and (checked(*transposed, columns=m), *transposed[1:])
-            starts = jnp.zeros_like(starts, shape=(*starts.shape[:-1], *NO_STARTS))
-        return (*rows, *transposed, starts, *cuts)
+        given = not checks_enabled()
+        layouts = (x for kind in KINDS.values() for x in kind.operands(self, given=given))
+        return (*rows, *transposed, *layouts)
 
     def verify(self) -> Topology:
         """Checks a concrete topology and what is derived from it; returns it.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import jax
 
-from jaxsparse.layouts import KINDS, check_kinds, derived_layouts
+from jaxsparse.layouts import KINDS, LayoutKind, check_kinds, derived_layouts
 from jaxsparse.pattern import is_concrete
 from jaxsparse.topology_parts import TopologyParts
 
@@ -69,6 +69,11 @@ class TopologyLayouts(TopologyParts):
             return self  # shapes, or what else trees are made of
         made = derived_layouts(cast("Topology", self), self.layouts)
         return self._with(layouts={**self.layouts, **made}) if made else self
+
+    def _each_layout(self, follow: Callable[[LayoutKind, Any], Any]) -> dict[str, Any]:
+        """What becomes of the layouts of another pattern, by their kinds, where that is one."""
+        followed = {name: follow(KINDS[name], x) for name, x in self.layouts.items()}
+        return {name: layout for name, layout in followed.items() if layout is not None}
 
     def __setstate__(self, state: Any) -> None:
         super().__setstate__(state)

@@ -51,9 +51,10 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 from jax.experimental.compilation_cache import compilation_cache  # noqa: E402
 
-from jaxsparse.recurrent.primitive import plain  # noqa: E402
+from jaxsparse.dynamic.primitive import plain as dynamic_plain  # noqa: E402
+from jaxsparse.recurrent.primitive import plain as recurrent_plain  # noqa: E402
 
-UNROLLED = plain._UNROLLED
+UNROLLED = {module: module._UNROLLED for module in (dynamic_plain, recurrent_plain)}
 
 
 def pytest_runtest_setup(item):
@@ -67,13 +68,15 @@ def pytest_runtest_setup(item):
 def steps_compiled_once():
     """On a GPU plain scans take eight steps at a time, each of which takes its time to compile."""
     if jax.default_backend() == "gpu":
-        plain._UNROLLED = 1
+        for module in UNROLLED:
+            module._UNROLLED = 1
 
 
 @pytest.fixture
 def unrolled(monkeypatch):
     """For programs with as many steps at a time as users have."""
-    monkeypatch.setattr(plain, "_UNROLLED", UNROLLED)
+    for module, steps in UNROLLED.items():
+        monkeypatch.setattr(module, "_UNROLLED", steps)
 
 
 @pytest.fixture(scope="module")

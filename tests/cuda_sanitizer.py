@@ -10,7 +10,9 @@ steps of a scan, what orders the reads and writes of a block's shared memory is 
 from other blocks, and racecheck only knows barriers. Blocks of a scan wait for one another, which
 takes long under a sanitizer.
 
-``--part`` runs some of the kernels, so that several processes share the work.
+``--part`` runs some of the kernels, so that several processes share the work; under a sanitizer a
+part takes a minute or two. Where compute-sanitizer itself crashes, its log has no summary and the
+part's process goes on: end that, and run the part again.
 
 This is no selection of tests for pytest, since a sanitizer looks at each program that XLA compiles
 for a test as well, which takes far longer than the kernels do.
@@ -19,8 +21,10 @@ for a test as well, which takes far longer than the kernels do.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import functools
 import itertools
+import time
 
 import jax
 import jax.numpy as jnp
@@ -28,24 +32,24 @@ import numpy as np
 from checks import FOR_GRAPHS, fits
 from patterns import skewed
 from random_graphs import random_arrays
-from score_problems import arrays_of
+from sanitizer_attention import of_attention
 
 from jaxsparse import (
     CSR,
-    BlockMask,
     Topology,
     backend,
     depthwise_conv,
     dynamic,
     linear,
-    masks,
     recurrent,
     sddmm,
-    sparse_attention,
     sparse_softmax,
     spmm,
 )
+from jaxsparse.ops.depthwise import depthwise_input_p
 from jaxsparse.ops.multiply import multiply
+from jaxsparse.ops.plain_depthwise import Window
+from jaxsparse.primitive import bind
 
 
 def main() -> None:
@@ -54,35 +58,63 @@ def main() -> None:
     parser.add_argument("--barriers", action="store_true", help="in scans, blocks meet each step")
     parser.add_argument("--part", choices=PARTS, nargs="+", default=list(PARTS), help="what to run")
     asked = parser.parse_args()
+    faulthandler.enable()
     for part in asked.part:
-        rng = np.random.default_rng(0)
+        rng, start = np.random.default_rng(0), time.monotonic()
         for dtype in (jnp.float32, jnp.bfloat16):
             for result in PARTS[part](rng, dtype, "_barrier" if asked.barriers else ""):
                 assert np.isfinite(np.asarray(result, np.float32)).all()
-        print("all kernels of", part, "ran on", jax.devices()[0].device_kind, flush=True)
+        took = f"{time.monotonic() - start:.0f} s"
+        print(f"all kernels of {part} ran on {jax.devices()[0].device_kind} in {took}", flush=True)
+
+
+def padded_and_large(rng):
+    """A pattern with padding, and one by which stages are filled several times."""
+    padded = Topology.from_mask(rng.random((37, 53)) < 0.3, nse=700)
+    return padded, Topology.from_mask(rng.random((150, 410)) < 0.3)
 
 
 def of_products(rng, dtype, suffix):
-    """The kernels of products and of the softmax."""
-    topology = Topology.from_mask(rng.random((37, 53)) < 0.3, nse=700)
-    large = Topology.from_mask(rng.random((150, 410)) < 0.3)  # stages are filled several times
-    results = [*products(rng, dtype, topology, 19), *products(rng, dtype, large, 40)]
-    results += softmaxes(rng, dtype, topology)
-    results += softmaxes(rng, dtype, Topology.from_mask(rng.random((5, 4000)) < 0.6))
-    of_batches = jnp.float32 if dtype == jnp.float32 else jnp.float16
-    results += [*long_rows(rng, dtype), *sampled_rows(rng, dtype), *batches(rng, of_batches)]
-    results += graphs(rng, dtype)
-    if dtype != jnp.float32:
-        results += packed_products(rng, dtype)
-    return results + convolutions(rng, dtype)
+    """The kernels of products, of one pattern each."""
+    padded, large = padded_and_large(rng)
+    results = [*products(rng, dtype, padded, 19), *products(rng, dtype, large, 40)]
+    return results + long_rows(rng, dtype)
 
 
-def of_attention(rng, dtype, suffix):
-    """The kernels of attention."""
-    results = attentions(rng, dtype) + attentions_by_rows(rng, dtype)
-    if dtype != jnp.float32:
-        results += few_queries(rng, dtype) + scored_attention(rng, dtype)
-    return results
+def of_sampled(rng, dtype, suffix):
+    """The kernels of sampled products, of one pattern each."""
+    results = []
+    for topology, d in zip(padded_and_large(rng), (19, 40), strict=True):
+        y, x = (jnp.asarray(rng.standard_normal((size, d)), dtype) for size in topology.shape)
+        results += sampled_products(y, x, topology)
+    return results + sampled_rows(rng, dtype)
+
+
+def of_softmax(rng, dtype, suffix):
+    """The kernels of the softmax, of one pattern each."""
+    padded, _ = padded_and_large(rng)
+    wide = Topology.from_mask(rng.random((5, 4000)) < 0.6)
+    return softmaxes(rng, dtype, padded) + softmaxes(rng, dtype, wide)
+
+
+def of_batches(rng, dtype, suffix):
+    """All of these with batches, in 16 bits in float16."""
+    return batches(rng, jnp.float32 if dtype == jnp.float32 else jnp.float16)
+
+
+def of_skewed(rng, dtype, suffix):
+    """The kernels of products and of the softmax for graphs, whose rows differ in length."""
+    return graphs(rng, dtype)
+
+
+def of_packed(rng, dtype, suffix):
+    """The kernels of packed weights, which have 16 bits."""
+    return [] if dtype == jnp.float32 else packed_products(rng, dtype)
+
+
+def of_depthwise(rng, dtype, suffix):
+    """The kernels of depthwise convolutions and their transposes."""
+    return convolutions(rng, dtype)
 
 
 def of_recurrence(rng, dtype, suffix):
@@ -117,104 +149,16 @@ def of_graphs(rng, dtype, suffix):
 
 PARTS = {
     "products": of_products,
+    "sampled": of_sampled,
+    "softmax": of_softmax,
+    "batches": of_batches,
+    "skewed": of_skewed,
+    "packed": of_packed,
+    "depthwise": of_depthwise,
     "attention": of_attention,
     "recurrence": of_recurrence,
     "graphs": of_graphs,
 }
-
-
-# Sizes of heads that no kernel by warpgroups takes, and of those that they do.
-OF_WARPS, OF_WARPGROUPS = [(192, 136)], [(64, 64), (128, 128)]
-
-
-def attentions(rng, dtype):
-    """Grouped heads, several tiles, cells of every state."""
-    seen = rng.random((200, 300)) < 0.3
-    seen[:64, 64:128], seen[64:128, :128] = True, False
-    mask = BlockMask.from_dense(seen)
-    sizes = {"tiles_mma": OF_WARPS, "tiles": OF_WARPGROUPS}
-    if dtype == jnp.float32:
-        sizes = {"tiles_mma": OF_WARPGROUPS}
-    return gradients_of_attention(rng, mask, dtype, sizes)
-
-
-def attentions_by_rows(rng, dtype):
-    """A graph, with rows and columns that are cut into parts, and heads of odd size."""
-    seen = rng.random((1500, 1300)) < 0.002
-    seen[7], seen[:, 9] = True, True
-    return gradients_of_attention(
-        rng, Topology.from_mask(seen), dtype, {"csr": [(64, 64), (2, 64), (5, 7)]}
-    )
-
-
-def gradients_of_attention(rng, mask, dtype, sizes):
-    """By variants, each with some sizes of heads."""
-
-    @functools.partial(jax.jit, static_argnames="variant")
-    def gradients(*operands, variant):
-        def loss(q, k, v):
-            out = sparse_attention(q, k, v, mask, variant=variant)
-            return jnp.sum(out.astype(jnp.float32) ** 2)
-
-        return jax.grad(loss, (0, 1, 2))(*operands)
-
-    results = []
-    t, s = mask.shape
-    for variant, of_variant in sizes.items():
-        for h, e in of_variant:
-            shapes = (2, t, 4, h), (2, s, 2, h), (2, s, 2, e)
-            operands = (jnp.asarray(rng.standard_normal(x), dtype) for x in shapes)
-            results += gradients(*operands, variant=variant)
-    return results
-
-
-def scored_attention(rng, dtype):
-    """By functions of scores with gradients of what they read, and dropout; tangents.
-
-    Kernels by warpgroups sum such gradients by distances and columns as well, others do not.
-    """
-    mask = BlockMask.from_mask(masks.causal() & masks.band(200), (500, 500))
-    bias = jnp.asarray(rng.standard_normal((4, 500, 500)), jnp.float32)
-    sizes = {"n": 4, "s": 500, "d": 999}
-
-    def loss(q, k, v, named, bias):
-        out = sparse_attention(
-            *(q, k, v, mask),
-            score=lambda s, row, column, slope, **more: (
-                s - slope * (row - column) + sum(more.values())
-            ),
-            operands=named,
-            bias=bias,
-            dropout_rate=0.2,
-            dropout_key=jax.random.key(0),
-        )
-        return jnp.sum(out.astype(jnp.float32) ** 2)
-
-    def along(q, k, v):
-        return jax.jvp(lambda q: sparse_attention(q, k, v, mask), (q,), (q,))[1]
-
-    results = []
-    of_warpgroups = {"slope": "n", "far": "nd", "tilt": "s"}
-    for h, axes in ((64, of_warpgroups), (136, {"slope": "n"})):
-        q, k, v = (jnp.asarray(rng.standard_normal((2, 500, n, h)), dtype) for n in (4, 2, 2))
-        named = arrays_of(axes, sizes)
-        results += jax.tree.leaves(jax.jit(jax.grad(loss, range(5)))(q, k, v, named, bias))
-        results.append(jax.jit(along)(q, k, v))
-    return results
-
-
-def few_queries(rng, dtype):
-    """Heads that share keys, sequences of different lengths; keys in order and in pages."""
-    mask = BlockMask.from_lengths([300, 0, 77], (3, 320), causal=True).reshape_batch(3, 1)
-    q, k, pool = (
-        jnp.asarray(rng.standard_normal(s), dtype)
-        for s in ((3, 3, 4, 64), (3, 320, 2, 64), (9, 64, 2, 64))
-    )
-    pages = rng.integers(0, 9, (3, 5))
-    return [
-        sparse_attention(q, k, k, mask, variant="decode"),
-        sparse_attention(q, pool, pool, mask, pages=pages, variant="decode"),
-    ]
 
 
 def sampled_products(x, y, topology, **options):
@@ -239,8 +183,7 @@ def products(rng, dtype, topology, n):
     """By every variant, with the matrix, and its transpose, and x on either side."""
     (m, k), nse = topology.shape, topology.nse
     values, x, y = (jnp.asarray(rng.standard_normal(s), dtype) for s in (nse, (k, n), (m, n)))
-    a = CSR(values, topology)
-    results = sampled_products(y, x, topology)
+    a, results = CSR(values, topology), []
     for transpose, dense in ((False, x), (True, y)):
         for variant, left in itertools.product(
             backend.TARGETS["spmm"]["variants"]["cuda"], (False, True)
@@ -268,6 +211,15 @@ def convolutions(rng, dtype):
             return depthwise_conv(x, kernel, bias=bias, **form).sum()
 
         results += jax.jit(jax.grad(loss, (0, 1, 2)))(x, kernel, bias)
+        for variant in backend.TARGETS["depthwise"]["variants"]["cuda"]:
+            form = {"stride": stride, "activation": "relu", "variant": variant}
+            results.append(depthwise_conv(x, kernel, bias=bias, **form))
+        if stride == 1:
+            window = Window((9, width), (3, 3), (1, 1), (1, 1), (9, width))
+            form = {"window": window, "channel_axis": 0, "out_dtype": x.dtype}
+            for variant in backend.TARGETS["depthwise_input"]["variants"]["cuda"]:
+                by = {"implementation": None, "variant": variant}
+                results += bind(depthwise_input_p, x, kernel, **form, **by)
     return results
 
 

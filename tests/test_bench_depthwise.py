@@ -8,7 +8,7 @@ import pytest
 from bench_commands import refused
 
 from benchmarks.__main__ import main
-from benchmarks.depthwise.cases import DepthwiseCase
+from benchmarks.depthwise.cases import PASSES, DepthwiseCase
 from benchmarks.depthwise.implementations import IMPLEMENTATIONS
 from benchmarks.depthwise.problems import Problem, problems
 
@@ -23,10 +23,18 @@ def test_problems():
 def test_implementations_agree(name):
     for stride in 1, 2:
         case = DepthwiseCase(Problem(3, 6, stride, 4), IMPLEMENTATIONS[name], "float32", ())
-        for passed, checked in ("forward", case.problem.out**2), ("gradient", 36):
+        of_x, of_kernel = 3 * 2 * 36, 2 * 9
+        checked = {
+            "forward": 3 * 2 * case.problem.out**2,
+            "gradient": of_x + of_kernel,
+            "input": of_x,
+            "kernel": of_kernel,
+        }
+        assert tuple(checked) == PASSES
+        for passed, values in checked.items():
             check = case.check(passed)
             assert check.relative_error <= check.limit
-            assert check.checked == 3 * 2 * checked + (18 if passed == "gradient" else 0)
+            assert check.checked == values
 
 
 def test_command(tmp_path, capsys):

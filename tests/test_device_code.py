@@ -45,7 +45,7 @@ SIZES = [
         "SpmmSplitRows<float, float, int32_t, jaxsparse::SpmmSplitConfig",
         [
             ".vector = 1, .lanes = 1, .batched = true",
-            ".vector = 4, .lanes = 32",
+            ".vector = 4, .lanes = 32, .group_units = 2",
             ".vector = 4, .lanes = 8, .permuted = true",
         ],
     ),

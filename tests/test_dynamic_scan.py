@@ -16,6 +16,8 @@ from recurrent_problems import compiled
 
 from jaxsparse import CSR, dynamic, recurrent
 from jaxsparse.dynamic import reference
+from jaxsparse.dynamic.primitive.binding import scan_bind
+from jaxsparse.dynamic.primitive.plain import plain_scan
 from jaxsparse.dynamic.primitive.row_products import sum_of_rows
 
 leaves = jax.tree.leaves
@@ -79,6 +81,29 @@ def test_every_derivative(name):
         )
         close(got, expected)
         assert all(float(jnp.abs(x).max()) > 1e-3 for x in leaves(got))
+
+
+def test_the_plain_path_of_a_gpu_computes_the_same(monkeypatch, unrolled):
+    """It has all tiles in its loop, several at a time, and no switch between kinds."""
+    p = problem("two_cells", tiles=3, dtype=jnp.float32)
+    called = {}
+
+    def record(bound, *operands, **params):
+        if not any(isinstance(x, jax.core.Tracer) for x in operands):
+            called[params["emits"]] = operands, params
+        return bind(bound, *operands, **params)
+
+    bind = scan_bind.__kwdefaults__["binder"]
+    monkeypatch.setitem(scan_bind.__kwdefaults__, "binder", record)
+    made, adjoint = jax.vjp(p.scan, *finite(p.operands))
+    adjoint(like(made))
+    assert set(called) == {False, True}
+    for operands, params in called.values():
+        expected, got = (
+            compiled(functools.partial(plain_scan, on_gpu=on, **params))(*operands)
+            for on in (False, True)
+        )
+        close(got, expected, 2e-5, 2e-6)
 
 
 def test_third_derivatives():

@@ -353,8 +353,14 @@ def test_packed_projections(monkeypatch, tmp_path):
     result, table = pruning.sparsify(model, x, packed=True)
     assert table.rows[0]["packed"] and type(result.linear) is PackedLinear
     pruning.save(tmp_path / "model", result)
-    loaded = pruning.load(tmp_path / "model", make_model)
-    np.testing.assert_array_equal(loaded(x), result(x))
+    sparse = pruning.SparseLinearGeneral.from_dense(model)
+    for make in make_model, lambda: nnx.clone(sparse), lambda: nnx.clone(result):
+        loaded = pruning.load(tmp_path / "model", make)
+        assert type(loaded.linear) is PackedLinear
+        np.testing.assert_array_equal(loaded(x), result(x))
+    pruning.save(tmp_path / "sparse", sparse)
+    with pytest.raises(ValueError, match="a Linear or SparseLinear at linear, got PackedLinear"):
+        pruning.load(tmp_path / "sparse", lambda: nnx.clone(result))
     dense = pruning.densify(loaded)
     assert type(dense) is nnx.LinearGeneral
     np.testing.assert_array_equal(dense.kernel[...], model.kernel[...])

@@ -40,7 +40,7 @@ PATTERNS |= {"striped": lambda: striped(33, 1500, 512)}
 
 
 def parts_that_fit(topology, parts):
-    return min(parts, max(-(-topology.shape[1] // 256), 1))
+    return min(parts, max(-(-topology.shape[1] // 128), 1))
 
 
 @pytest.mark.parametrize("cell, parts", FORMS)
@@ -76,12 +76,12 @@ def test_back_to_rows():
 
 
 def test_few_rows_serve_a_panel():
-    """Whatever the pattern is, in a ring of 128 rows; and there is little padding."""
+    """Whatever the pattern is, in a ring of 64 rows; and there is little padding."""
     for name in ("striped", "0_percent", "50_percent", "uneven", "full"):
         for cell in 1, 2:
             packed = random_matrix(PATTERNS[name]()).pack(cell=cell, parts=1)
             free, needed = np.moveaxis(np.asarray(packed.panels), -1, 0)
-            assert (needed - free <= 96).all() and (np.diff(free, axis=1) >= 0).all()
+            assert (needed - free <= 48).all() and (np.diff(free, axis=1) >= 0).all()
     half = Topology.from_mask(np.random.default_rng(0).random((256, 4096)) < 0.5)
     packed = random_matrix(half).pack()
     assert packed.cell == 1 and packed.nbytes < 0.7 * 2 * packed.size
@@ -177,7 +177,7 @@ def test_arrays_that_do_not_fit():
             Packed.from_arrays(arrays, shape)
     with pytest.raises(ValueError, match=r"rows of .* must have shape \(38,\), got \(37,\)"):
         Packed.from_arrays(arrays, (38, 53))
-    with pytest.raises(ValueError, match=r"masks of .* must have shape \(3, 8, 32\), got"):
+    with pytest.raises(ValueError, match=r"masks of .* must have shape \(3, 6, 32\), got"):
         Packed.from_arrays(arrays, (37, 300))
     with pytest.raises(
         ValueError, match=r"values of a packed matrix must be bfloat16, .*e4m3fn, got float32"

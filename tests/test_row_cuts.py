@@ -11,7 +11,16 @@ import numpy as np
 import pytest
 
 from benchmarks.panels import read_result
-from jaxsparse import CSR, H200, Topology, _ffi, explain, sparse_softmax, spmm
+from jaxsparse import (
+    CSR,
+    EXPORT_DISABLED_CHECKS,
+    H200,
+    Topology,
+    _ffi,
+    explain,
+    sparse_softmax,
+    spmm,
+)
 from jaxsparse.layouts.row_cuts import row_cuts
 
 RESULTS = pathlib.Path(__file__).parent.parent / "benchmarks" / "results" / "h200"
@@ -135,6 +144,56 @@ def test_older_pickles_get_cuts():
         np.testing.assert_array_equal(traced[0], topology.layouts["row_cuts"][0])
     shapes = jax.eval_shape(lambda: older)
     assert shapes.with_derived_layouts() is shapes
+
+
+@pytest.mark.parametrize("epilogue", [False, True])
+def test_older_exported_programs_run(epilogue):
+    """Their calls have no cuts: they end in front of them, or numbers follow."""
+    rng = np.random.default_rng(2)
+    topology = topology_of(rng.integers(0, 5, 90), 400)
+    assert "row_cuts" in topology.layouts
+    rows, starts = topology.operands()[:3], topology.layouts["tile_starts"]
+    shapes = (topology.nse, (400, 3), 90, topology.nse)
+    values, x, bias, tangent = (jnp.asarray(rng.standard_normal(s), jnp.float32) for s in shapes)
+    of_spmm = {"permuted": False, "dense_on_left": False, "activation": "none"}
+    shared = {"variant": "", "workspace": np.int64(0)}
+
+    def product(values, x, bias):
+        call = jax.ffi.ffi_call("jaxsparse_spmm", jax.ShapeDtypeStruct((90, 3), x.dtype))
+        last = [bias] if epilogue else []
+        return call(values, x, *rows, starts, *last, **of_spmm, **shared)
+
+    def softmax(values, tangent):
+        call = jax.ffi.ffi_call("jaxsparse_sparse_softmax", jax.typeof(values))
+        last = [tangent] if epilogue else []
+        return call(values, *rows, *last, scale=np.float64(1), **shared)
+
+    def older(function, *operands):
+        make = jax.export.export(jax.jit(function), disabled_checks=EXPORT_DISABLED_CHECKS)
+        exported = make(*operands)
+        return jax.export.deserialize(exported.serialize()).call(*operands)
+
+    a = CSR(values, topology)
+    expected = a @ x + (bias[:, None] if epilogue else 0)
+    np.testing.assert_allclose(older(product, values, x, bias), expected, rtol=1e-5, atol=1e-5)
+
+    def current(values):
+        return sparse_softmax(CSR(values, topology)).values
+
+    of_values, of_tangent = jax.jvp(current, (values,), (tangent,))
+    # The derivative takes the softmax and the tangent.
+    operand, expected = (of_values, of_tangent) if epilogue else (values, of_values)
+    np.testing.assert_allclose(older(softmax, operand, tangent), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_older_exported_programs_take_topologies_without_cuts():
+    topology = topology_of(np.random.default_rng(2).integers(0, 5, 90), 400)
+    older = as_from_an_older_file(topology).as_dynamic()
+    exported = jax.export.export(jax.jit(lambda t: t.row_indices))(older)
+    program = jax.export.deserialize(exported.serialize())
+    with pytest.raises(ValueError, match="structure"):
+        program.call(topology.as_dynamic())
+    np.testing.assert_array_equal(program.call(older), topology.row_indices)
 
 
 def test_kernels_for_graphs_are_chosen():

@@ -17,6 +17,10 @@ from benchmarks.operations import TOLERANCE
 from benchmarks.run import Check, Row
 from jaxsparse.timing import Program
 
+# Of the results of a gradient, those in x and in the kernel, what each pass computes.
+_GRADIENTS = {"gradient": (0, 1), "input": (0,), "kernel": (1,)}
+PASSES = ("forward", *_GRADIENTS)
+
 ENDS = [0, -1]  # of images and of channels, which are checked
 
 
@@ -62,7 +66,7 @@ class DepthwiseCase(DeviceCase):
     def ran(self, passed: str) -> Row:
         """What passes through memory at least and, on a GPU, how fast the device copies."""
         itemsize = np.dtype("float32").itemsize if self.dtype == "float32" else 2
-        row: Row = {"bytes": self.problem.bytes(itemsize) * (1 if passed == "forward" else 2)}
+        row: Row = {"bytes": self.problem.bytes(itemsize) * (2 if passed == "gradient" else 1)}
         if self.traced:
             row["copied_bytes_per_us"] = copies.bytes_per_us()
         return row
@@ -70,7 +74,7 @@ class DepthwiseCase(DeviceCase):
 
 @functools.lru_cache(maxsize=1)  # it is checked and then timed
 def _built(case: DepthwiseCase, passed: str) -> Program:
-    """Forward: relu(y + bias). Gradient: those of y in x and in the kernel."""
+    """Forward: relu(y + bias). Else gradients of y in x, in the kernel or in both."""
     problem, implementation = case.problem, case.implementation
     x = problem.operands(case.dtype)
     layout, back = implementation.layout, np.argsort(implementation.layout)
@@ -83,7 +87,8 @@ def _built(case: DepthwiseCase, passed: str) -> Program:
         def convolve(x: Any, kernel: Any) -> Any:
             return implementation.convolve(x, kernel, problem.stride)
 
-        return jax.vjp(convolve, x, kernel)[1](cotangent)
+        both = jax.vjp(convolve, x, kernel)[1](cotangent)
+        return tuple(both[i] for i in _GRADIENTS[passed])
 
     def some_images(out: Any) -> Any:
         return np.asarray(out.transpose(back)[:, np.array(ENDS)], np.float64)
@@ -91,7 +96,8 @@ def _built(case: DepthwiseCase, passed: str) -> Program:
     def results(out: Any) -> tuple[Any, ...]:
         if passed == "forward":
             return (some_images(out),)
-        return some_images(out[0]), np.asarray(out[1], np.float64)[ENDS]
+        read = some_images, lambda of_kernel: np.asarray(of_kernel, np.float64)[ENDS]
+        return tuple(read[i](z) for i, z in zip(_GRADIENTS[passed], out, strict=True))
 
     last = x["bias"] if passed == "forward" else cotangent
     operands = (images, x["kernel"], last)
@@ -134,4 +140,5 @@ def _expected(problem: Problem, dtype: str, passed: str) -> tuple[np.ndarray, ..
     of_x = of_x[:, :, before : before + size, before : before + size]
     padded, ct = np.pad(numbers("x", ends), room), numbers("cotangent", ends)
     sums = [np.sum(w * ct, (1, 2, 3)) for _, w in windows(padded)]
-    return of_x, np.stack(sums, -1).reshape(2, 3, 3)
+    both = of_x, np.stack(sums, -1).reshape(2, 3, 3)
+    return tuple(both[i] for i in _GRADIENTS[passed])

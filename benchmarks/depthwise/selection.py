@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from benchmarks.choices import Asked, UsageError, about, candidates, matching, one_of
-from benchmarks.depthwise.cases import DepthwiseCase
+from benchmarks.depthwise.cases import PASSES, DepthwiseCase
 from benchmarks.depthwise.implementations import IMPLEMENTATIONS, Implementation, forced, variants
 from benchmarks.depthwise.problems import ABOUT, SUITE, Problem, problems
-from benchmarks.implementations import PASSES
+from benchmarks.implementations import PASSES as USUAL_PASSES
+
+__all__ = ["PASSES", "listing", "select"]
 
 
 @dataclass(frozen=True)
@@ -18,7 +20,7 @@ class DepthwiseSelection:
     Args:
         problems: the layers.
         candidates: implementations, each with a dtype.
-        passes: "forward", "gradient" or both.
+        passes: of `PASSES`.
         skipped: names of implementations that are left out, and why.
     """
 
@@ -49,7 +51,7 @@ def select(asked: Asked, platform: str) -> DepthwiseSelection:
             raise UsageError(option, f"the suite {SUITE!r} has sizes of its own")
     chosen, skipped = candidates(asked, IMPLEMENTATIONS, variants(), forced, "float32")
     layers = tuple(matching(list(problems(platform)), asked.names))
-    return DepthwiseSelection(layers, chosen, asked.passes or PASSES, skipped)
+    return DepthwiseSelection(layers, chosen, asked.passes or USUAL_PASSES, skipped)
 
 
 def listing(operation: str) -> str:

@@ -83,13 +83,18 @@ def measure(
         quartiles, and ``megabytes``.
     """
     cases, programs = [], []
-    with jax.default_device(device):
-        for name, model in models.items():
+    for name, model in models.items():
+        # By a CPU, which compiles what each shape of weights takes soonest.
+        with jax.default_device(jax.local_devices(backend="cpu")[0]):
             folded = for_inference(model, images, sparse=sparse[name])
-            for form in forms_on(device, sparse=sparse[name]):
-                ready = with_dtype(folded, FORMS[form].dtype)
-                programs.append(program(ready, images, FORMS[form], device))
-                cases.append((name, form, megabytes(ready)))
+            forms = {
+                form: with_dtype(folded, FORMS[form].dtype)
+                for form in forms_on(device, sparse=sparse[name])
+            }
+        for form, ready in forms.items():
+            programs.append(program(ready, images, FORMS[form], device))
+            cases.append((name, form, megabytes(ready)))
+    with jax.default_device(device):
         timings = timing.measure_in_turns(
             programs, seconds=seconds, repeats=REPEATS, on_device=device.platform != "cpu"
         )
@@ -110,7 +115,7 @@ def measure(
 def program(model: MobileNet, images: np.ndarray, form: Form, device: jax.Device) -> timing.Program:
     """What is timed: a call of the model."""
     graph, state = nnx.split(model)
-    state, batch = jax.device_put((state, jnp.asarray(images, form.dtype)), device)
+    operands = jax.device_get((state, jnp.asarray(images, form.dtype)))
 
     @jax.jit
     def run(state: Any, batch: jax.Array) -> jax.Array:
@@ -119,11 +124,24 @@ def program(model: MobileNet, images: np.ndarray, form: Form, device: jax.Device
 
     return timing.Program(
         function=run,
-        operands=lambda: jax.tree.map(jnp.copy, (state, batch)),
-        bytes_read=sum(x.nbytes for x in jax.tree.leaves((state, batch))),
+        operands=lambda: jax.device_put(operands, device),
+        bytes_read=sum(x.nbytes for x in jax.tree.leaves(operands)),
         wait=jax.block_until_ready,
         results=lambda _: (),
     )
+
+
+def random_model(width: float, resolution: int, classes: int) -> MobileNet:
+    """A model with random weights, drawn by NumPy: JAX compiles its draws for each shape anew."""
+    rng = np.random.default_rng(0)
+    abstract = nnx.eval_shape(lambda: MobileNet(width, resolution, 3, classes, seed=0))
+    graph, params, statistics = nnx.split(abstract, nnx.Param, ...)
+    params = jax.tree.map(
+        lambda x: jnp.asarray(0.1 * rng.standard_normal(x.shape, np.float32)), params
+    )
+    statistics = jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), statistics)
+    model: MobileNet = nnx.merge(graph, params, statistics)
+    return model
 
 
 def papers_models(
@@ -137,7 +155,7 @@ def papers_models(
     for kind, rows in PAPER.items():
         for width, accuracy, frames in rows:
             name = f"{kind} {width:g}"
-            model = MobileNet(width, resolution, 3, classes, seed=0)
+            model = random_model(width, resolution, classes)
             if kind == "sparse":
                 prune_by_magnitude(model, PAPER_SPARSITY)
             models[name], sparse[name] = model, kind == "sparse"

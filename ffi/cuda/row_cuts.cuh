@@ -36,12 +36,12 @@ struct CutsOfRows {
     const int begin = offsets[cut.row];
     return (cut.row < rows) & (cut.entry > begin);
   }
-  // The units that have the begin and the end of a long row.
-  __device__ __forceinline__ int FirstUnitOf(int row) const {
-    return UnitOf(offsets[row] + int64_t{kPlacesOfRow} * row);
+  // The units that have the begin and the end of a long row, of which offsets say this.
+  __device__ __forceinline__ int FirstUnitOf(int row, int row_begin) const {
+    return UnitOf(row_begin + int64_t{kPlacesOfRow} * row);
   }
-  __device__ __forceinline__ int LastUnitOf(int row) const {
-    return UnitOf(int64_t{offsets[row + 1]} - 1 + int64_t{kPlacesOfRow} * row);
+  __device__ __forceinline__ int LastUnitOf(int row, int row_end) const {
+    return UnitOf(row_end + int64_t{kPlacesOfRow} * row - 1);
   }
 
  private:

@@ -26,6 +26,12 @@ struct PlaneTasks {
   }
   JAXSPARSE_INLINE int64_t count() const { return tasks_; }
 
+  // How many rows of `some` planes from plane `first` on are of this task or of those before.
+  JAXSPARSE_INLINE int64_t RowsBefore(int64_t task_end, int64_t first, int64_t some) const {
+    const int64_t pieces = planes * parts * task_end / tasks_ - first * parts;
+    return Between(0, pieces / parts * rows + rows * (pieces % parts) / parts, some * rows);
+  }
+
   // f(plane, first row, last row) for each piece of a task.
   template <typename F>
   JAXSPARSE_INLINE void ForEach(int64_t task, F&& f) const {
@@ -40,8 +46,8 @@ struct PlaneTasks {
   int64_t tasks_;
 };
 
-// Rows of one plane of a result, written one after the other. A last vector is stored whole, over
-// numbers of the next row that are yet to come, but for the rows' end.
+// Rows of one plane of a result. Rows shorter than a vector are written one after the other, each
+// over the begin of the next one, of the next plane, too, but for the last of a task.
 template <typename T>
 struct ResultRows {
   const OutWriter<T>& out;
@@ -73,13 +79,18 @@ struct Direction {
   bool flipped;
 };
 
+// Vector by vector down a band of rows, so that what a row of the source is loaded for serves every
+// row of windows that reads it.
 template <typename T, int kStride>
 void Planes(const DepthwiseProblem& p, const Direction& d, Workers& workers) {
-  using Rows = PaddedRows<T, kStride>;
+  constexpr int kBand = 4;
+  using Rows = PaddedRows<T, kStride, kBand>;
   const PlaneTasks tasks(p.batch.count * p.Planes(), d.rows, d.rows * d.columns * 12, workers);
   if (d.columns == 0) return;
+  // The last vector is moved back over columns of the one before it, so that it is full.
+  const int64_t last_column = d.columns < kLanes ? 0 : d.columns - kLanes;
   ParallelFor(workers, tasks.count(), [&](int64_t task) {
-    float* memory = new float[Rows::Memory(d.columns, d.width)];
+    const AlignedFloats memory(Rows::Memory(d.columns, d.width));
     Rows rows(memory, d.width, d.height, d.columns, d.left);
     tasks.ForEach(task, [&](int64_t index, int64_t first, int64_t last) {
       const int64_t entry = index / p.Planes(), plane = index % p.Planes();
@@ -90,26 +101,41 @@ void Planes(const DepthwiseProblem& p, const Direction& d, Workers& workers) {
           p.bias.data == nullptr ? 0.0f : ToFloat(p.bias.At<const T>(p.batch, entry)[channel]));
       const OutWriter<T> out(d.result, p.out_dtype, p.batch, entry);
       const OutWriter<T> preactivation(p.preactivation, p.out_dtype, p.batch, entry);
-      const int64_t end = at + last * d.columns;
+      const int64_t end = tasks.RowsBefore(task + 1, entry * p.Planes(), p.Planes()) * d.columns;
       const ResultRows<T> results{out, end}, kept{preactivation, end};
-      rows.Begin(d.source.At<const T>(p.batch, entry) + plane * d.height * d.width);
-      for (int64_t row = first; row < last; ++row) {
-        rows.Take(kStride * row - d.above);
-        for (int64_t column = 0; column < d.columns; column += kLanes) {
-          Floats parts[kTaps] = {bias};  // which do not wait for one another
+      const T* source = d.source.At<const T>(p.batch, entry);
+      const int64_t size = d.height * d.width;
+      rows.Begin(source + plane * size, source + p.Planes() * size);
+      for (int64_t row = first; row < last; row += kBand) {
+        const typename Rows::Taken taken = rows.Take(kStride * row - d.above);
+        const int64_t band = last - row;  // of which the last one may be smaller
+        for (int64_t next = 0; next < d.columns; next += kLanes) {
+          const int64_t column = next < last_column ? next : last_column;
+          Floats sums[kBand] = {bias, bias, bias, bias};
+#pragma GCC unroll 16
+          for (int source = 0; source < Rows::kRows; ++source) {
 #pragma GCC unroll 3
-          for (int j = 0; j < kTaps; ++j) {
-#pragma GCC unroll 3
-            for (int i = 0; i < kTaps; ++i) parts[i] += taps[i][j] * rows.At(i, j, column);
+            for (int j = 0; j < kTaps; ++j) {
+              Floats x = taken.At(source, j, column);
+              KeepInRegister(x);
+#pragma GCC unroll 4
+              for (int r = 0; r < kBand; ++r) {
+                const int i = source - kStride * r;
+                if (i >= 0 && i < kTaps) sums[r] += taps[i][j] * x;
+              }
+            }
           }
-          const Floats sum = parts[0] + parts[1] + parts[2];
-          const int64_t left = d.columns - column, to = at + row * d.columns + column;
-          kept.Write(sum, left, to);
-          results.Write(Activate<kLanes, float>(p.activation, sum), left, to);
+          const int64_t left = d.columns - column;
+#pragma GCC unroll 4
+          for (int r = 0; r < kBand; ++r) {
+            if (r >= band) break;
+            const int64_t to = at + (row + r) * d.columns + column;
+            kept.Write(sums[r], left, to);
+            results.Write(Activate<kLanes, float>(p.activation, sums[r]), left, to);
+          }
         }
       }
     });
-    delete[] memory;
   });
 }
 
@@ -122,7 +148,7 @@ void SpreadPlanes(const DepthwiseProblem& p, Workers& workers) {
   const PlaneTasks tasks(p.batch.count * p.Planes(), p.height, p.height * p.width * 6, workers);
   ParallelFor(workers, tasks.count(), [&](int64_t task) {
     const int64_t room = half + kLanes;
-    float* memory = new float[Rows::Memory(half, p.columns) + 4 * room];
+    const AlignedFloats memory(Rows::Memory(half, p.columns) + 4 * room);
     float* sums = memory + Rows::Memory(half, p.columns);
     Rows rows(memory, p.columns, p.rows, half, /*left=*/1);
     tasks.ForEach(task, [&](int64_t index, int64_t first, int64_t last) {
@@ -132,14 +158,17 @@ void SpreadPlanes(const DepthwiseProblem& p, Workers& workers) {
                  taps);
       const OutWriter<T> out(p.x, p.out_dtype, p.batch, entry);
       const int64_t at = plane * p.height * p.width;
-      const ResultRows<T> results{out, at + last * p.width};
-      rows.Begin(p.y.At<const T>(p.batch, entry) + plane * p.rows * p.columns);
+      const int64_t end = tasks.RowsBefore(task + 1, entry * p.Planes(), p.Planes()) * p.width;
+      const ResultRows<T> results{out, end};
+      const T* y = p.y.At<const T>(p.batch, entry);
+      const int64_t size = p.rows * p.columns;
+      rows.Begin(y + plane * size, y + p.Planes() * size);
       for (int64_t row = first; row < last; ++row) {
         // Window t reads the row by tap i = row + above - 2 t: those of t = from + 1, and from + 0
         // or none.
         const int64_t from = (row + p.above) / 2 - 1;
         const int odd_row = (row + p.above) % 2;
-        rows.Take(from);
+        const typename Rows::Taken taken = rows.Take(from);
         for (int parity = 0; parity < 2; ++parity) {
           // Column 2 q + parity is read by window q + ahead by tap `odd`, and else by the one
           // before by tap 2.
@@ -149,7 +178,7 @@ void SpreadPlanes(const DepthwiseProblem& p, Workers& workers) {
             for (int i = odd_row; i < kTaps; i += 2) {
               const int of_window = i < 2 ? 1 : 0;
               for (int j = odd; j < kTaps; j += 2) {
-                sum += taps[i][j] * rows.At(of_window, 0, q + ahead + (j < 2 ? 1 : 0));
+                sum += taps[i][j] * taken.At(of_window, 0, q + ahead + (j < 2 ? 1 : 0));
               }
             }
             Store<kLanes, float>(sum, sums + parity * room + q);
@@ -166,7 +195,6 @@ void SpreadPlanes(const DepthwiseProblem& p, Workers& workers) {
         }
       }
     });
-    delete[] memory;
   });
 }
 
@@ -178,31 +206,33 @@ void Channels(const DepthwiseProblem& p, Workers& workers) {
   const int64_t channels = p.batch.count * p.channels;
   const PlaneTasks tasks(channels, 1, p.images * p.rows * p.columns * 12, workers);
   ParallelFor(workers, tasks.count(), [&](int64_t task) {
-    float* memory = new float[Rows::Memory(p.columns, p.width) + p.columns + kLanes];
+    const AlignedFloats memory(Rows::Memory(p.columns, p.width) + p.columns + kLanes);
     float* y_row = memory + Rows::Memory(p.columns, p.width);
     Rows rows(memory, p.width, p.height, p.columns, p.left);
+    const LastLanes last_lanes(p.columns);
     tasks.ForEach(task, [&](int64_t index, int64_t, int64_t) {
       const int64_t entry = index / p.channels, channel = index % p.channels;
       Floats sums[kTaps][kTaps] = {};
       for (int64_t image = 0; image < p.images; ++image) {
         const int64_t plane = p.PlaneOf(channel, image), size = p.rows * p.columns;
-        const T* y = p.y.At<const T>(p.batch, entry) + plane * size;
-        rows.Begin(p.x.At<const T>(p.batch, entry) + plane * p.height * p.width);
+        const T* all_x = p.x.At<const T>(p.batch, entry);
+        const T* all_y = p.y.At<const T>(p.batch, entry);
+        rows.Begin(all_x + plane * p.height * p.width, all_x + p.Planes() * p.height * p.width);
         Floats of_image[kTaps][kTaps] = {};
         for (int64_t row = 0; row < p.rows; ++row) {
-          rows.Take(kStride * row - p.above);
-          Widened(y + row * p.columns, p.columns, y + size, y_row);
+          const typename Rows::Taken taken = rows.Take(kStride * row - p.above);
+          Widened(all_y + plane * size + row * p.columns, p.columns, all_y + p.Planes() * size,
+                  last_lanes, y_row);
           for (int64_t column = 0; column < p.columns; column += kLanes) {
             const Floats factor = LoadRaw<kLanes>(y_row + column);
             const bool whole = p.columns - column >= kLanes;
-            const auto there = LanesBelow(p.columns - column);
 #pragma GCC unroll 3
             for (int i = 0; i < kTaps; ++i) {
 #pragma GCC unroll 3
               for (int j = 0; j < kTaps; ++j) {
-                const Floats term = factor * rows.At(i, j, column);
+                const Floats term = factor * taken.At(i, j, column);
                 // Behind the last window there may be a NaN of x that no window reads.
-                of_image[i][j] += whole ? term : there ? term : Floats{};
+                of_image[i][j] += whole ? term : last_lanes.Of(term);
               }
             }
           }
@@ -216,7 +246,6 @@ void Channels(const DepthwiseProblem& p, Workers& workers) {
         out.Write(Sum<kLanes, float>(sums[i / kTaps][i % kTaps]), channel * kTaps * kTaps + i);
       }
     });
-    delete[] memory;
   });
 }
 

@@ -7,8 +7,8 @@ namespace jaxsparse {
 namespace {
 
 // Copies of constants, which are initialised before any code runs.
-const CudaVariant<DepthwiseProblem> kForward[] = {kDepthwisePlanes};
-const CudaVariant<DepthwiseProblem> kInput[] = {kDepthwiseInputPlanes};
+const CudaVariant<DepthwiseProblem> kForward[] = {kDepthwisePlanes, kDepthwiseStaged};
+const CudaVariant<DepthwiseProblem> kInput[] = {kDepthwiseInputPlanes, kDepthwiseInputStaged};
 const CudaVariant<DepthwiseProblem> kKernel[] = {kDepthwiseSums};
 
 }  // namespace

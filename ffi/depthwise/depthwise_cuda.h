@@ -10,6 +10,9 @@ namespace jaxsparse {
 // kernels/depthwise_planes.cc
 extern const CudaVariant<DepthwiseProblem> kDepthwisePlanes;
 extern const CudaVariant<DepthwiseProblem> kDepthwiseInputPlanes;
+// kernels/depthwise_staged.cc
+extern const CudaVariant<DepthwiseProblem> kDepthwiseStaged;
+extern const CudaVariant<DepthwiseProblem> kDepthwiseInputStaged;
 // kernels/depthwise_sums.cc
 extern const CudaVariant<DepthwiseProblem> kDepthwiseSums;
 

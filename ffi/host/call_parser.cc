@@ -288,8 +288,9 @@ Array CallParser::OperandTileStarts(const Pattern& pattern) {
 Array CallParser::OperandRowCuts(const Pattern& pattern) {
   if (!ok()) return {};
   const auto buffer = BufferOfOperand(operand_);
-  const bool none =
-      buffer && buffer->dimensions().size() > 0 && buffer->dimensions().back() == kNumbersOfCut;
+  const auto is_of = [&](ffi::DataType type) { return buffer->element_type() == type; };
+  if (!buffer || std::any_of(kFloats.begin(), kFloats.end(), is_of)) return {};
+  const bool none = buffer->dimensions().size() > 0 && buffer->dimensions().back() == kNumbersOfCut;
   const int64_t units = none ? 0 : RowUnits(pattern.rows, pattern.nse);
   const Array array = Operand("row_cuts", {ffi::S32}, {(units + 1) * kNumbersOfCut});
   return none ? Array{} : array;

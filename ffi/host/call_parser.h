@@ -117,7 +117,8 @@ class CallParser {
   Pattern OperandStored(Dimension& rows, Dimension& columns, Dimension& nse);
   // Where the entries of the pattern's tiles begin, if the operand says so.
   Array OperandTileStarts(const Pattern& pattern);
-  // How the pattern's rows are cut into units, if the operand says so.
+  // How the pattern's rows are cut into units, if the operand says so. Programs that were exported
+  // before there were cuts have no such operand: they end there, or an array of numbers follows.
   Array OperandRowCuts(const Pattern& pattern);
 
   const Batch& batch() const { return batch_; }

@@ -139,15 +139,18 @@ OperationEntry PackedProductEntry() {
     for (const int cell : {1, 2}) {
       for (const int64_t n : {8, 16, 32, 64}) {
         for (const bool x_on_left : {false, true}) {
-          PackedProblem problem;
-          problem.m = problem.k = 8192;
-          problem.n = n;
-          problem.cell = cell;
-          problem.x_on_left = x_on_left;
-          problem.dtype = types.dtype;
-          problem.out_dtype = types.out_dtype;
-          problem.workspace.bytes = int64_t{1} << 30;
-          problems.push_back(problem);
+          for (const int64_t parts : {1, 4}) {
+            PackedProblem problem;
+            problem.m = problem.k = 8192;
+            problem.n = n;
+            problem.cell = cell;
+            problem.parts = parts;
+            problem.x_on_left = x_on_left;
+            problem.dtype = types.dtype;
+            problem.out_dtype = types.out_dtype;
+            problem.workspace.bytes = int64_t{1} << 30;
+            problems.push_back(problem);
+          }
         }
       }
     }
@@ -157,6 +160,7 @@ OperationEntry PackedProductEntry() {
         problem.m = problem.k = 8192;
         problem.n = n;
         problem.numbers = numbers;
+        problem.parts = 4;
         problem.x_on_left = types.out_dtype == DType::kFloat32;
         problem.dtype = types.dtype;
         problem.out_dtype = types.out_dtype;

@@ -26,10 +26,10 @@
 namespace jaxsparse {
 
 constexpr int kPackedStripRows = 16;
-constexpr int kPackedPanelColumns = 256;
+constexpr int kPackedPanelColumns = 128;
 constexpr int kPackedPanelPairs = kPackedPanelColumns / 4;  // of a lane, at most as many words
-constexpr int kPackedPanelMasks = 4;                        // of a lane, at most
-constexpr int kPackedDrift = 32;
+constexpr int kPackedPanelMasks = 2;                        // of a lane, at most
+constexpr int kPackedDrift = 16;
 constexpr int kPackedRowBytes = 4 * kWarp;  // of words, one for each lane
 
 // What numbers are: kPlain ones of 16 bits what x is; others have 8 bits, of which a row of words

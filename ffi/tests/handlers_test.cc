@@ -76,7 +76,7 @@ void OfArrays(const Sound& sound, Arrays TestCall::* side, const Check& check) {
       if (array.dtype == dtype || other_index || sound.free_dtype.contains(name + " " + dtype))
         continue;
       array.dtype = dtype;
-      check(name + " of " + dtype, name, call);
+      check(name + " of " + dtype, name == "row_cuts" ? "" : name, call);  // or the next one's
       array = arrays[i];
     }
     for (size_t d = 0; d < array.shape.size(); ++d) {
@@ -242,7 +242,7 @@ Sound OfGraphs(const char* name, const TestCall& call) {
 std::vector<Target> Targets() {
   const Bounds workspaces = {{"workspace", -1}, {"workspace", kHuge}, {"workspace", 4097}};
   const std::set<std::string> also_float32 = {"out float32"};
-  const std::set<std::string> optional = {"bias", "scale_by", "tangent"};
+  const std::set<std::string> optional = {"bias", "row_cuts", "scale_by", "tangent"};
 
   Target spmm{SpmmEntry(), {}};
   // With a workspace they are for a GPU alone.
@@ -266,7 +266,7 @@ std::vector<Target> Targets() {
     }
     if (form.dtype == "float16" && form.out_dtype == "float32") sound.free_dtype = {"out float16"};
     if (form.workspace == 0) sound.out_of_range.pop_back();
-    if (form.has_bias) sound.optional = {"bias", "out", "preactivation"};  // either may be out
+    if (form.has_bias) sound.optional = {"bias", "row_cuts", "out", "preactivation"};
     if (!form.permuted) sound.free_size = {form.left ? "x 0" : "x 1"};
     spmm.calls.push_back(sound);
   }

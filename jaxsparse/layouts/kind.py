@@ -67,12 +67,27 @@ class LayoutKind(abc.ABC):
             ValueError: if it does not belong to the topology, or would lead a kernel out of bounds.
         """
 
+    def operands(self, topology: Topology, *, given: bool) -> tuple[Any, ...]:
+        """What the primitives of operations take of it, behind the arrays of the pattern.
+
+        Topologies with and without a layout give as many arrays. Unless ``given``, what stands for
+        no layout, with which kernels do without.
+        """
+        return ()
+
+    def with_transpose(self, layout: Any, topology: Topology) -> Any:
+        """The layout of the topology, which got its transpose, or None if it has none."""
+        return layout
+
     def without_transpose(self, layout: Any) -> Any:
         """The layout of the topology without its transpose, or None if it has none."""
         return layout
 
     def pad(self, layout: Any, padded: Topology) -> Any:
-        """The layout of a topology that got padding behind its entries, which moves none."""
+        """The layout of a topology that got padding behind its entries, which moves none.
+
+        None if it has none.
+        """
         return layout
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from jaxsparse import _ffi
 from jaxsparse.batching import over_batch
 from jaxsparse.layouts.kind import LayoutKind
-from jaxsparse.pattern import to_device
+from jaxsparse.pattern import is_concrete, to_device
 
 if TYPE_CHECKING:
     from jaxsparse.topology import Topology
@@ -31,16 +31,6 @@ class RowCuts(LayoutKind):
     name = "row_cuts"
     derived = True
 
-    @classmethod
-    def operands(cls, topology: Topology, *, given: bool) -> list[Any]:
-        """What primitives take of it, for each pattern that there is; zeros for none."""
-        cuts = topology.layouts.get(cls.name) if given else None
-        # Beside a traced pattern a part of the program, not a constant that this takes.
-        traced = isinstance(topology.row_offsets, jax.core.Tracer)
-        none = (jnp if traced else np).zeros((*topology.batch_shape, *NO_CUTS), np.int32)
-        parts = 2 if topology.has_transpose else 1
-        return [none if x is None else x for x in (cuts or (None, None))[:parts]]
-
     def make(self, topology: Topology, **options: Any) -> Any:
         cuts = _of_both(topology, np.asarray)
         return None if cuts is None else to_device(cuts)
@@ -51,8 +41,28 @@ class RowCuts(LayoutKind):
     def transpose(self, layout: Any, transposed: Topology) -> Any:
         return layout[::-1]
 
+    def operands(self, topology: Topology, *, given: bool) -> tuple[Any, ...]:
+        """Cuts of each pattern that there is; zeros for none."""
+        cuts = topology.layouts.get(self.name) if given else None
+        # Beside a traced pattern a part of the program, not a constant that this takes.
+        traced = isinstance(topology.row_offsets, jax.core.Tracer)
+        none = (jnp if traced else np).zeros((*topology.batch_shape, *NO_CUTS), np.int32)
+        parts = 2 if topology.has_transpose else 1
+        return tuple(none if x is None else x for x in (cuts or (None, None))[:parts])
+
+    def with_transpose(self, layout: Any, topology: Topology) -> Any:
+        return self._made_anew(topology)
+
     def without_transpose(self, layout: Any) -> Any:
         return None if layout[0] is None else (layout[0], None)
+
+    def pad(self, layout: Any, padded: Topology) -> Any:
+        """Where more places count as stored there may be none."""
+        return self._made_anew(padded)
+
+    def _made_anew(self, topology: Topology) -> Any:
+        known = is_concrete(topology.row_offsets, topology.column_indices)
+        return self.make(topology) if known else self.make_traced(topology)
 
     def verify(self, layout: Any, topology: Topology) -> None:
         expected = self.make(topology) or (None, None)

@@ -48,6 +48,12 @@ class TileStarts(LayoutKind):
         rising = np.maximum.accumulate(np.clip(np.asarray(offsets), 0, transposed.nse), axis=-1)
         return _on_host(rising, np.clip(np.asarray(columns), 0, last), transposed.shape)
 
+    def operands(self, topology: Topology, *, given: bool) -> tuple[Any, ...]:
+        starts = topology.layouts[self.name]
+        if given:
+            return (starts,)
+        return (jnp.zeros_like(starts, shape=(*starts.shape[:-1], *NO_STARTS)),)
+
     def verify(self, layout: Any, topology: Topology) -> None:
         if not np.array_equal(layout, self.make(topology)):
             raise ValueError(

@@ -11,7 +11,6 @@ are one another's transposes, so derivatives of every order come from these thre
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,6 +25,7 @@ from jaxsparse.ops.plain_depthwise import (
     depthwise_input_plain,
     depthwise_kernel_plain,
     depthwise_plain,
+    plain_microseconds,
 )
 from jaxsparse.precision import common_dtype, cotangent_params
 from jaxsparse.primitive import (
@@ -52,12 +52,7 @@ _STRIDES = ((1, 1), (2, 2))
 # Of a GPU's kernels, which count units of four numbers in 32 bits.
 _TOO_LARGE = Fallback("kernels take fewer images than that at once")
 
-# Microseconds of the plain form on a GPU, to start and for a byte of x and y. Fitted, as the
-# kernel's cost in ffi/depthwise/cost.h, to six layers of MobileNetV1 on an H100, forward in float32
-# on one image, 1 to 4 MB: within 17 %. There it was always the faster one; that the kernel is from
-# 13 MB on follows from the two lines alone.
-_START, _BYTE = 1.26, 1 / 3.0e6
-_PLAIN_IS_FASTER = Fallback("that is taken to be faster for so few bytes")
+_PLAIN_IS_FASTER = Fallback("that is taken to be faster")
 
 
 def _images(params: dict[str, Any], size: tuple[int, int]) -> str:
@@ -150,8 +145,7 @@ def _plain_pays(
     x, y = call.operands[0], call.results[0]
     if x.dtype != jnp.float32 or not all(isinstance(n, int) for n in (*x.shape, *y.shape)):
         return False
-    numbers = math.prod(x.shape) + math.prod(y.shape)
-    plain = _START + numbers * x.dtype.itemsize * _BYTE
+    plain = plain_microseconds(x, y)
     return any(plain < kernel for _, kernel in variants_of(call, made, device)[:1])
 
 

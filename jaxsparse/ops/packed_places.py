@@ -15,16 +15,16 @@ import numpy as np
 from jaxsparse.pattern import is_concrete
 
 STRIP_ROWS = 16
-PANEL_COLUMNS = 256
+PANEL_COLUMNS = 128
 LANES = 32
 SIXTEEN_BITS = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
-DRIFT = 32  # words that a stream may be behind the longest one when a panel ends
+DRIFT = 16  # words that a stream may be behind the longest one when a panel ends
 _GROUPS = PANEL_COLUMNS // 8  # of a panel
 
 
 def masks_of_panel(cell: int) -> int:
     """Words of masks that a lane has for a panel."""
-    return 4 // cell
+    return 2 // cell
 
 
 def _bits(masks: jax.Array, cell: int, numbers: int) -> jax.Array:
@@ -33,7 +33,7 @@ def _bits(masks: jax.Array, cell: int, numbers: int) -> jax.Array:
     Of four numbers of a word each is of one stream, and all pairs of one have streams of their own.
     """
     pieces, steps, lanes = masks.shape
-    group = jnp.arange(_GROUPS * cell // 4)[:, None, None]  # of a step
+    group = jnp.arange(8 * cell)[:, None, None]  # of a step
     pair, stream = jnp.arange(4 // numbers)[:, None], jnp.arange(numbers // cell)
     if cell == 1:
         bit = 8 * (2 * pair + stream) + group
@@ -95,7 +95,7 @@ def slots(
         numbers: of a word, 2 of 16 bits or 4 of 8.
 
     Returns:
-        int32 (strips * 16, parts * panels * 256): rows in the order of the strips.
+        int32 (strips * 16, parts * panels * 128): rows in the order of the strips.
     """
     bits = _bits(masks, cell, numbers)
     pieces, panels, lanes, groups, *_ = bits.shape

@@ -277,8 +277,9 @@ def _with_sparse_layers(
     names = {join(place): module for place, module in paths_of(model).items()}
     replacements: dict[str, nnx.Module] = {}
     for name, saved in layers.items():
-        if name and name.rpartition("/")[0] in layers:  # the matrix of a SparseLinearGeneral
-            continue
+        parent = name.rpartition("/")[0]
+        if name and parent in layers and not isinstance(names.get(parent), SparseLinearGeneral):
+            continue  # the matrix of a SparseLinearGeneral, which is made with it
         layer = names.get(name)
         if isinstance(layer, SparseLinear | SparseLinearGeneral) and saved["type"] != _PACKED:
             continue

@@ -58,11 +58,17 @@ bool Fits(const DepthwiseProblem& p) {
          p.columns < kMostDepthwiseUnits;
 }
 
+// Rows that begin at a multiple of four places are read by vectors.
+template <bool kTransposed>
+double Microseconds(const DepthwiseProblem& p) {
+  return DepthwiseMicroseconds(p, (kTransposed ? p.columns : p.width) % 4 == 0);
+}
+
 }  // namespace
 
 extern constinit const CudaVariant<DepthwiseProblem> kDepthwisePlanes{
-    "depthwise_planes", Fits<false>, DepthwiseMicroseconds, Source<false>, Shape<false>};
+    "depthwise_planes", Fits<false>, Microseconds<false>, Source<false>, Shape<false>};
 extern constinit const CudaVariant<DepthwiseProblem> kDepthwiseInputPlanes{
-    "depthwise_planes", Fits<true>, DepthwiseMicroseconds, Source<true>, Shape<true>};
+    "depthwise_planes", Fits<true>, Microseconds<true>, Source<true>, Shape<true>};
 
 }  // namespace jaxsparse

@@ -7,15 +7,6 @@
 
 namespace jaxsparse {
 
-template <typename T>
-__device__ __forceinline__ void LoadTaps(const T* kernel, bool flipped,
-                                         float (&taps)[kTaps][kTaps]) {
-#pragma unroll
-  for (int i = 0; i < kTaps * kTaps; ++i) {
-    taps[i / kTaps][i % kTaps] = ToAccumulator(kernel[flipped ? kTaps * kTaps - 1 - i : i]);
-  }
-}
-
 // A convolution: y of x, or with stride 1 also x of y, by the flipped kernel.
 template <typename T, typename Out, DepthwisePlanesConfig kConfig>
 __global__ void __launch_bounds__(kDepthwiseThreads)

@@ -47,7 +47,7 @@ extern constinit const CudaVariant<DepthwiseProblem> kDepthwiseSums{
              Blocks(p) * kSums < kMostDepthwiseUnits && DepthwisePieces(p) < kMostDepthwiseUnits &&
              p.width < kMostDepthwiseUnits && p.columns < kMostDepthwiseUnits;
     },
-    DepthwiseMicroseconds,
+    [](const DepthwiseProblem& p) { return DepthwiseMicroseconds(p, p.width % 4 == 0); },
     Source,
     Shape,
     &kSlices,

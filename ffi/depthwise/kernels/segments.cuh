@@ -1,5 +1,5 @@
-// What a thread reads of one row of an image for four neighbouring windows, and which thread makes
-// what.
+// What a thread reads: a channel's kernel, and of one row of an image what four neighbouring
+// windows do; and which thread makes what.
 #pragma once
 
 #include "cuda/device.cuh"
@@ -19,6 +19,16 @@ constexpr int kSpan = kStride * (kWindows - 1) + kTaps;
 __device__ __forceinline__ uint32_t ChannelOf(const DepthwiseProblem& p, uint32_t plane) {
   return p.channels_first ? plane / static_cast<uint32_t>(p.images)
                           : plane % static_cast<uint32_t>(p.channels);
+}
+
+// The numbers of a channel's kernel.
+template <typename T>
+__device__ __forceinline__ void LoadTaps(const T* kernel, bool flipped,
+                                         float (&taps)[kTaps][kTaps]) {
+#pragma unroll
+  for (int i = 0; i < kTaps * kTaps; ++i) {
+    taps[i / kTaps][i % kTaps] = ToAccumulator(kernel[flipped ? kTaps * kTaps - 1 - i : i]);
+  }
 }
 
 // One place, or 0 where there is none.

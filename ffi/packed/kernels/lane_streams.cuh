@@ -22,7 +22,10 @@ struct PackedPiece {
   uint32_t panel_count;
 
   __device__ PackedPiece(const PackedProblem& p, int64_t piece)
-      : panel_count(static_cast<uint32_t>(PackedPanels(p.k, p.parts))) {
+      : PackedPiece(p, piece, static_cast<uint32_t>(PackedPanels(p.k, p.parts))) {}
+  // Where it is known how many panels the piece has.
+  __device__ PackedPiece(const PackedProblem& p, int64_t piece, uint32_t panel_count)
+      : panel_count(panel_count) {
     const int32_t* starts = static_cast<const int32_t*>(p.starts.data) + piece;
     const uint32_t begin = RowBounds::Clamp(starts[0], p.words);
     const uint32_t end = RowBounds::Clamp(starts[1], p.words);
@@ -30,9 +33,15 @@ struct PackedPiece {
     words = static_cast<const unsigned char*>(p.values.data) +
             static_cast<int64_t>(begin) * kPackedRowBytes;
     const int64_t panel = piece * panel_count;
-    masks =
-        static_cast<const uint32_t*>(p.masks.data) + panel * (kPackedPanelMasks / p.cell) * kWarp;
+    masks = static_cast<const uint32_t*>(p.masks.data) +
+            panel * (kPackedPanelMasks / (p.cell == 1 ? 1 : 2)) * kWarp;
     panels = static_cast<const Words2*>(p.panels.data) + panel;
+  }
+  // Has what a thread reads first of one be on its way.
+  __device__ static void Prefetch(const PackedProblem& p, int64_t piece, uint32_t panel_count) {
+    jaxsparse::Prefetch(static_cast<const int32_t*>(p.starts.data) + piece);
+    if (panel_count == 0) return;
+    jaxsparse::Prefetch(static_cast<const Words2*>(p.panels.data) + piece * panel_count);
   }
 };
 

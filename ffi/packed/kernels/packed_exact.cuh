@@ -67,19 +67,24 @@ class ExactPiece {
   }
 };
 
-// Where some number of x is not finite, no sum of its column is: then the sums of a warp's piece,
-// of columns from `first_column` on, are made anew. `space`: 512 bytes of shared memory for each 8
-// columns, the warp's own.
-template <typename T, PackedNumbers kNumbers, int kCell, int kTiles>
-__device__ void MakeExact(const PackedProblem& p, const PackedPiece& piece, int64_t part,
-                          int64_t first_column, uint32_t space, float (&sums)[kTiles][4]) {
+// Whether all sums of a warp are finite, by all lanes.
+template <int kTiles>
+__device__ __forceinline__ bool AreFinite(const float (&sums)[kTiles][4]) {
   float not_finite = 0;
 #pragma unroll
   for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) not_finite += sums[t][i] * 0.0f;
   }
-  if (!__any_sync(kAllLanes, not_finite != 0)) return;
+  return !__any_sync(kAllLanes, not_finite != 0);
+}
+
+// Where some number of x is not finite, no sum of its column is: then the sums of a warp's piece,
+// of columns from `first_column` on, are made anew. `space`: 512 bytes of shared memory for each 8
+// columns, the warp's own.
+template <typename T, PackedNumbers kNumbers, int kCell, int kTiles>
+__device__ void MakeExact(const PackedProblem& p, const PackedPiece& piece, int64_t part,
+                          int64_t first_column, uint32_t space, float (&sums)[kTiles][4]) {
   __syncwarp();
   const int lane = threadIdx.x % kWarp;
   const ExactPiece<T, kNumbers, kCell> exact(p, piece, part);

@@ -22,17 +22,16 @@ inline Field NumbersField(PackedNumbers numbers) {
   return {"numbers", std::string("jaxsparse::PackedNumbers::") + name};
 }
 
-// Clocks that a fragment takes more than one of numbers of 16 bits: an instruction takes a warp
-// 0.45, as cells of 1 and of 2 were measured.
-inline double ClocksOfNumbers(PackedNumbers numbers) {
-  constexpr double kOfInstruction = 0.45;
+// Instructions that a fragment takes more than one of numbers of 16 bits in cells of 1, counted in
+// machine code.
+inline int InstructionsOfNumbers(PackedNumbers numbers) {
   switch (numbers) {
     case PackedNumbers::kPlain:
       return 0;
     case PackedNumbers::kInt8:
-      return kOfInstruction * 11;
+      return 13;
     case PackedNumbers::kE4M3:
-      return kOfInstruction * 18;
+      return 20;
   }
   return 0;
 }
@@ -41,8 +40,9 @@ inline double ClocksOfNumbers(PackedNumbers numbers) {
 // each fragment, where so many blocks run at once.
 inline double PackedMicroseconds(const PackedProblem& p, int64_t blocks, int64_t at_once, int warps,
                                  double clocks_of_fragment) {
-  constexpr double kBytes = 4.1e6;
-  const double fragments = static_cast<double>(PackedPanels(p.k, p.parts)) * warps * 16;
+  constexpr double kBytes = 3.8e6;  // of memory, in a microsecond, as words come in parts
+  const double fragments =
+      static_cast<double>(PackedPanels(p.k, p.parts)) * warps * (kPackedPanelColumns / 16);
   const auto waves = static_cast<double>(CeilDivide(blocks, at_once));
   const double masks = static_cast<double>(p.m) * static_cast<double>(p.k) / (8 * p.cell);
   const double bytes = static_cast<double>(p.words * kPackedRowBytes) + masks;

@@ -75,10 +75,11 @@ bool Fits(const PackedProblem& p) {
 // Predicted, as an H200 was measured with 8192 x 8192: what a fragment takes of a warp, which is
 // bound by instructions, or memory for all.
 double Cost(const PackedProblem& p) {
-  constexpr double kStart = 3.9, kForPart = 0.3, kOfColumn = 0.6;
+  constexpr double kStart = 3.9, kForPart = 0.3, kOfColumn = 0.6, kOfInstruction = 0.45;
   const PackedMmaConfig config = ConfigOf(p);
-  const double clocks =
-      (p.cell == 1 ? 19.0 : 15.0) + ClocksOfNumbers(p.numbers) + kOfColumn * config.columns;
+  const double clocks = (p.cell == 1 ? 19.0 : 15.0) +
+                        kOfInstruction * InstructionsOfNumbers(p.numbers) +
+                        kOfColumn * config.columns;
   return kStart +
          PackedMicroseconds(p, Shape(p).blocks, p.gpu.multiprocessors, config.warps, clocks) +
          kForPart * static_cast<double>(p.parts);

@@ -108,11 +108,13 @@ __global__ void __launch_bounds__(kConfig.warps* kWarp, 1)
   }
   arrivals.template WaitForTurns<0>();
 
-  if (exists) {
+  if (exists && !AreFinite(sums)) {
     MakeExact<T, kConfig.numbers, kConfig.cell>(p, piece, part, first_column, own_ring, sums);
   }
   if (AddParts<kConfig>(p, tile, part, kAllThreads, &is_last, sums) && exists) {
-    WriteSums<T, Out, kConfig>(p, strip, first_column, sums);
+    const PackedResult<T, Out, kConfig.numbers, kConfig.x_on_left> result(p, strip);
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) result.Write(first_column + t * 8, sums[t]);
   }
 }
 

@@ -1,6 +1,5 @@
 // The sums of a warp, 16 rows of a tile of columns as mma.m16n8k16 assigns them, and how they
-// become the result: those of several parts by way of the workspace, or of a cluster's shared
-// memory.
+// become the result: those of several parts by way of the workspace, or of shared memory.
 #pragma once
 
 #include "cuda/activation.cuh"
@@ -78,82 +77,103 @@ __device__ __forceinline__ bool AddParts(const PackedProblem& p, int64_t tile, i
   return true;
 }
 
-// The same where the blocks of all parts are a cluster, of which each adds up those of some warps,
-// in the order of parts: true for these. All threads of the blocks call it, those that have no sums
-// with `warp` below 0. `space`: 512 bytes of shared memory for each 8 columns, the warp's own;
-// other blocks read it until the cluster has met once more.
-template <int kTiles>
-__device__ __forceinline__ bool AddPartsOfCluster(int parts, int part, int warp, uint32_t space,
-                                                  float (&sums)[kTiles][4]) {
-  space += threadIdx.x % kWarp * 16;
-  if (warp >= 0) {
+// Where a warp's sums lie, and those of other warps that have the same strip, whose parts are
+// ranges of this block and of others of its cluster.
+template <int kTiles, int kRanges>
+class PackedPartsOfCluster {
+  static constexpr int kTileBytes = kWarp * 16;
+  uint32_t space_;  // the lane's, of the first range
+  uint32_t apart_;  // of ranges
+  int blocks_;
+
+ public:
+  // `space`: kTileBytes of shared memory for each 8 columns, of the first range's warp; those of
+  // the others are so far `apart`.
+  __device__ PackedPartsOfCluster(uint32_t space, uint32_t apart, int blocks)
+      : space_(space + threadIdx.x % kWarp * 16), apart_(apart), blocks_(blocks) {}
+
+  __device__ __forceinline__ void Leave(int range, const float (&sums)[kTiles][4]) const {
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
-      StoreShared(space + t * kWarp * 16,
+      StoreShared(space_ + range * apart_ + t * kTileBytes,
                   {__float_as_uint(sums[t][0]), __float_as_uint(sums[t][1]),
                    __float_as_uint(sums[t][2]), __float_as_uint(sums[t][3])});
     }
   }
-  __syncwarp();
-  ClusterBarrier();
-  if (warp < 0 || warp % parts != part) return false;
+  // The sums of 8 columns, in the order of parts, once all have left theirs.
+  __device__ __forceinline__ void AddUp(int tile, float (&sums)[4]) const {
 #pragma unroll
-  for (int t = 0; t < kTiles; ++t) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) sums[t][i] = 0;
-  }
+    for (int i = 0; i < 4; ++i) sums[i] = 0;
 #pragma unroll 1
-  for (int rank = 0; rank < parts; ++rank) {
-    const uint32_t from = AddressOfRank(space, rank);
-    uint32_t words[kTiles][4];
+    for (int block = 0; block < blocks_; ++block) {
+      const uint32_t own = space_ + tile * kTileBytes;
+      uint32_t words[kRanges][4];
 #pragma unroll
-    for (int t = 0; t < kTiles; ++t) LoadOfRank(from + t * kWarp * 16, words[t]);
+      for (int range = 0; range < kRanges; ++range) {
+        if (blocks_ == 1) LoadShared(own + range * apart_, words[range]);
+        else LoadOfRank(AddressOfRank(own + range * apart_, block), words[range]);
+      }
 #pragma unroll
-    for (int t = 0; t < kTiles; ++t) {
+      for (int range = 0; range < kRanges; ++range) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) sums[t][i] += __uint_as_float(words[t][i]);
+        for (int i = 0; i < 4; ++i) sums[i] += __uint_as_float(words[range][i]);
+      }
     }
   }
-  return true;
-}
+};
 
-// Writes a warp's sums, of columns from `first_column` on, times the scales of rows that have any.
-template <typename T, typename Out, auto kConfig>
-__device__ __forceinline__ void WriteSums(const PackedProblem& p, int64_t strip,
-                                          int64_t first_column,
-                                          const float (&sums)[kConfig.columns / 8][4]) {
-  const int lane = threadIdx.x % kWarp;
+// Writes sums of a strip, times the scales of rows that have any, by a warp.
+template <typename T, typename Out, PackedNumbers kNumbers, bool kLeft>
+class PackedResult {
+  static constexpr bool kScales = kNumbers != PackedNumbers::kPlain;
+  const PackedProblem& p_;
+  int lane_ = static_cast<int>(threadIdx.x % kWarp);
+  int row_ = -1;  // the one that stands at the lane's place of the strip, if any does
+  float scale_ = 1, bias_ = 0;
+
+ public:
+  __device__ PackedResult(const PackedProblem& p, int64_t strip) : p_(p) {
+    const int64_t place = strip * kPackedStripRows + lane_ % kPackedStripRows;
+    if (place >= p.m) return;
+    row_ = static_cast<int>(Within(static_cast<const int32_t*>(p.rows.data)[place], p.m));
+    if constexpr (kScales) {
+      constexpr float kFactor = PairOfBytes<T, kNumbers>::kFactor;
+      scale_ = kFactor * static_cast<const float*>(p.scales.data)[row_];
+    }
+    if (p.bias.data != nullptr) bias_ = ToAccumulator(static_cast<const T*>(p.bias.data)[row_]);
+  }
+  // Has the strip's rows be on their way.
+  __device__ static void Prefetch(const PackedProblem& p, int64_t strip) {
+    const int64_t place = strip * kPackedStripRows;
+    if (place < p.m) jaxsparse::Prefetch(static_cast<const int32_t*>(p.rows.data) + place);
+  }
+  // Of 8 columns.
+  __device__ __forceinline__ void Write(int64_t first_column, const float (&sums)[4]) const {
+    const int64_t column = first_column + lane_ % 4 * 2;
 #pragma unroll
-  for (int j = 0; j < 2; ++j) {
-    const int64_t place = strip * kPackedStripRows + lane / 4 + 8 * j;
-    if (place >= p.m) continue;
-    const int64_t row = Within(static_cast<const int32_t*>(p.rows.data)[place], p.m);
-    const float scale =
-        PairOfBytes<T, kConfig.numbers>::kFactor *
-        (p.scales.data == nullptr ? 1.0f : static_cast<const float*>(p.scales.data)[row]);
-    const float bias =
-        p.bias.data == nullptr ? 0.0f : ToAccumulator(static_cast<const T*>(p.bias.data)[row]);
-#pragma unroll
-    for (int t = 0; t < kConfig.columns / 8; ++t) {
+    for (int j = 0; j < 2; ++j) {
+      const int lane = lane_ / 4 + 8 * j;  // whose row the sums are of
+      const int64_t row = __shfl_sync(kAllLanes, row_, lane);
+      const float scale = kScales ? __shfl_sync(kAllLanes, scale_, lane) : 1.0f;
+      const float bias = __shfl_sync(kAllLanes, bias_, lane);
+      if (row < 0) continue;
       Vector<Out, 2> pair;
-      const int64_t column = first_column + t * 8 + lane % 4 * 2;
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        FromAccumulator(Activate(p.activation, sums[t][2 * j + e] * scale + bias),
-                        &pair.elements[e]);
+        FromAccumulator(Activate(p_.activation, sums[2 * j + e] * scale + bias), &pair.elements[e]);
       }
-      Out* out = static_cast<Out*>(p.out.data) +
-                 (kConfig.x_on_left ? column * p.m + row : row * p.n + column);
-      if (!kConfig.x_on_left && column + 1 < p.n) {
+      Out* out =
+          static_cast<Out*>(p_.out.data) + (kLeft ? column * p_.m + row : row * p_.n + column);
+      if (!kLeft && column + 1 < p_.n) {
         StoreVector(out, pair);
         continue;
       }
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        if (column + e < p.n) out[kConfig.x_on_left ? e * p.m : e] = pair.elements[e];
+        if (column + e < p_.n) out[kLeft ? e * p_.m : e] = pair.elements[e];
       }
     }
   }
-}
+};
 
 }  // namespace jaxsparse

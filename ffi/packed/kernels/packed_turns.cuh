@@ -1,9 +1,10 @@
-// How words and masks of a block's strips come to shared memory, by warps that do nothing else, and
-// how those that multiply wait for them.
+// How words and masks of a range's strips come to shared memory, by a warp that does not multiply,
+// and where those that multiply find them.
 //
-// They come in turns. Turn 0 asks for what the first panels read, turn t for what there is room for
-// once all strips are through with panel t - 1, and for masks of a panel that is kTurns - 1 ahead.
-// Whatever a pattern says, panel t needs no more than turns up to t.
+// Each panel has a turn, which brings what the panel reads, x included. It begins as soon as there
+// is room for that in the rings of all strips of the range, which are through with panels before
+// it. Whatever a pattern says, there is once they are through with the last one of these. Masks of
+// some panels, which lie side by side, come at once with the turn of the first one.
 #pragma once
 
 #include "cuda/pipeline.cuh"
@@ -12,159 +13,108 @@
 
 namespace jaxsparse {
 
-// Where turns leave what, and their barriers.
+// Where turns of a range leave what, and their barriers.
 template <PackedWgmmaConfig kConfig>
 class PackedTurns {
-  static constexpr int kMasksBytes = PackedMasksBytes(kConfig.cell);
-  unsigned char* shared_;
-  uint32_t address_ = AddressOfShared(shared_);
+  static constexpr int kStrips = kConfig.Strips();
+  static constexpr uint32_t kTurns = kConfig.Turns(), kStages = kConfig.Stages();
+  static_assert(kConfig.RingRows() >= kPackedPanelPairs + kPackedDrift);
+  static_assert(kConfig.WarpBytes() % 16 == 0);
+  uint32_t warps_, barriers_;  // addresses
+
+  __device__ __forceinline__ uint64_t* Barrier(uint32_t number) const {
+    return &SharedAt<uint64_t>(barriers_ + number * 8);
+  }
 
  public:
-  static constexpr uint32_t kTurns = kConfig.kTurns;
-  static constexpr int kProducers = kConfig.kWordProducers * kWarp;  // threads
+  __device__ PackedTurns(uint32_t shared, int range)
+      : warps_(shared + kConfig.XBytes() + range * kStrips * kConfig.WarpBytes()),
+        barriers_(shared + kConfig.BarriersAt() + range * kConfig.BarriersBytesOfRange()) {}
 
-  __device__ explicit PackedTurns(unsigned char* shared) : shared_(shared) {}
-
-  // By one thread, before FenceShared and a barrier of the block.
+  // By one thread, before FenceShared and a barrier of the range. Of each strip a lane asks for
+  // words, and all lanes for x.
   __device__ void Init() const {
-    for (uint32_t turn = 0; turn < kTurns; ++turn) {
-      StageOf(turn).Init(kProducers + kConfig.warps, kConfig.warps);
-    }
+    for (uint32_t panel = 0; panel < kTurns; ++panel) TurnOf(panel).Init(kStrips + kWarp, kStrips);
+    for (uint32_t stage = 0; stage < kStages; ++stage) InitBarrier(EmptyX(stage), kStrips);
   }
-  __device__ __forceinline__ PipelineStage StageOf(uint32_t turn) const {
-    auto* barriers = reinterpret_cast<uint64_t*>(shared_ + kConfig.BarriersAt());
-    const auto at = PipelineState<kTurns>::Of(turn);
-    return {barriers + at.stage, barriers + kTurns + at.stage, at.phase};
+  __device__ __forceinline__ PipelineStage TurnOf(uint32_t panel) const {
+    const auto at = PipelineState<kTurns>::Of(panel);
+    return {Barrier(at.stage), Barrier(kTurns + at.stage), at.phase};
   }
-  __device__ __forceinline__ uint32_t Ring(int warp) const {
-    return address_ + warp * PackedRingBytes(kConfig.RingRows());
+  // Where it is known that a stage of x has been read.
+  __device__ __forceinline__ uint64_t* EmptyX(uint32_t stage) const {
+    return Barrier(2 * kTurns + stage);
   }
-  __device__ __forceinline__ uint32_t Masks(int warp, uint32_t panel) const {
-    return address_ + kConfig.MasksAt() + (warp * kTurns + panel % kTurns) * kMasksBytes;
+  // Of a strip of the range.
+  __device__ __forceinline__ uint32_t Ring(int strip) const {
+    return warps_ + strip * kConfig.WarpBytes();
   }
-  // The row of words up to which a strip has asked in a turn, and up to which it reads in a panel.
-  __device__ __forceinline__ uint32_t Asked(int warp, uint32_t turn) const {
-    return address_ + kConfig.NotesAt() + (turn % kTurns * kConfig.warps + warp) * 8;
+  __device__ __forceinline__ uint32_t Masks(int strip, uint32_t panel) const {
+    return Ring(strip) + kConfig.MasksAt() + panel % kTurns * PackedMasksBytes(kConfig.cell);
   }
-  __device__ __forceinline__ uint32_t Needed(int warp, uint32_t panel) const {
-    return Asked(warp, panel) + 4;
+  // The row of words up to which a strip reads in a panel.
+  __device__ __forceinline__ uint32_t Needed(int strip, uint32_t panel) const {
+    return Ring(strip) + kConfig.NeededAt() + panel % kTurns * 4;
   }
 };
 
-// A warp that has words and masks copied, of some strips; lanes have one each for words.
+// A warp that has words and masks copied, of a strip for each lane; where there are fewer strips,
+// lanes beyond these know of one, too.
 template <PackedWgmmaConfig kConfig>
 class PackedWordProducer {
-  using Turns = PackedTurns<kConfig>;
-  static constexpr int kStrips = kConfig.warps / kConfig.kWordProducers;
-  static constexpr int kMasksBytes = PackedMasksBytes(kConfig.cell);
-  const Turns& turns_;
-  int first_warp_, lane_;
-  bool has_strip_;
-  PackedPiece piece_;  // of the lane's strip
-  uint32_t asked_ = 0;
-
-  // Of panel `panel`, if there is one: masks, and how many rows it needs.
-  __device__ __forceinline__ void AskForMasks(uint32_t panel, uint32_t panels) const {
-    constexpr int kVectors = kMasksBytes / 16;
-    static_assert(kWarp % kVectors == 0);
-    if (panel >= panels) return;
-#pragma unroll
-    for (int strip = 0; strip < kStrips; strip += kWarp / kVectors) {
-      const int of_lane = strip + lane_ / kVectors;
-      const auto masks = __shfl_sync(kAllLanes, reinterpret_cast<uint64_t>(piece_.masks), of_lane);
-      AsyncCopy(turns_.Masks(first_warp_ + of_lane, panel) + lane_ % kVectors * 16,
-                reinterpret_cast<const unsigned char*>(masks) +
-                    static_cast<int64_t>(panel) * kMasksBytes + lane_ % kVectors * 16);
-    }
-    if (has_strip_) {
-      AsyncCopyWordOrZero(turns_.Needed(first_warp_ + lane_, panel), &piece_.panels[panel].y, true);
-    }
-  }
-
- public:
-  __device__ PackedWordProducer(const Turns& turns, int first_warp, const PackedPiece& piece)
-      : turns_(turns),
-        first_warp_(first_warp),
-        lane_(threadIdx.x % kWarp),
-        has_strip_(lane_ < kStrips),
-        piece_(piece) {}
-
-  static __device__ int StripOfLane(int first_warp) {
-    return first_warp + static_cast<int>(threadIdx.x) % kStrips;
-  }
-
-  __device__ void Run() {
-    const uint32_t panels = piece_.panel_count;
-    uint32_t free = 0;
-#pragma unroll 1
-    for (uint32_t turn = 0; turn < panels; ++turn) {
-      const uint32_t next_free = turn + 1 < panels ? piece_.panels[turn + 1].x : 0;
-      if (turn > 0) {
-        const PipelineStage before = turns_.StageOf(turn - 1);
-        WaitForPhase(before.empty, before.phase);
-      }
-      const PipelineStage stage = turns_.StageOf(turn);
-      if (has_strip_) {
-        const int warp = first_warp_ + lane_;
-        constexpr int kRing = kConfig.RingRows();
-        const PackedBulkRows<kRing> rows(piece_, asked_, free + kRing);
-        asked_ = rows.End();
-        SharedAt<uint32_t>(turns_.Asked(warp, turn)) = asked_;
-        stage.Expect(rows.Bytes());
-        rows.Copy(piece_, turns_.Ring(warp), stage.full);
-      }
-      __syncwarp();
-      if (turn == 0) {
-        for (uint32_t panel = 0; panel < Turns::kTurns - 1; ++panel) AskForMasks(panel, panels);
-      }
-      AskForMasks(turn + Turns::kTurns - 1, panels);
-      ArriveWhenCopied(stage.full);
-      free = next_free;
-    }
-  }
-};
-
-// What a warp that multiplies knows of turns.
-template <PackedWgmmaConfig kConfig>
-class PackedTurnsConsumer {
+  static constexpr int kRing = kConfig.RingRows(), kMasksBytes = PackedMasksBytes(kConfig.cell);
+  static constexpr uint32_t kTurns = kConfig.Turns(), kMasksAtOnce = kTurns / 2;  // of panels
   const PackedTurns<kConfig>& turns_;
-  int warp_;
-  uint32_t panels_, panel_ = 0;
-  uint32_t waited_ = 0;  // for so many turns
-  uint32_t asked_ = 0;   // rows, in these
+  PackedPiece piece_;
+  uint32_t asked_ = 0;                   // rows
+  uint32_t through_ = 0;                 // so many panels all strips are known to be
+  uint32_t free_ = 0, next_free_, end_;  // rows that are then free, and those of the next turn
 
-  __device__ __forceinline__ void Wait() {
-    turns_.StageOf(waited_).WaitUntilFull();
-    asked_ = SharedAt<const uint32_t>(turns_.Asked(warp_, waited_));
-    ++waited_;
+  __device__ __forceinline__ uint32_t FreeBehind(uint32_t panels) const {
+    return panels < piece_.panel_count ? piece_.panels[panels].x : 0;
+  }
+  __device__ __forceinline__ uint32_t EndOf(uint32_t panel) const {
+    return panel < piece_.panel_count ? piece_.panels[panel].y : 0;
   }
 
  public:
-  __device__ PackedTurnsConsumer(const PackedTurns<kConfig>& turns, int warp, uint32_t panels)
-      : turns_(turns), warp_(warp), panels_(panels) {}
+  __device__ PackedWordProducer(const PackedTurns<kConfig>& turns, const PackedPiece& piece)
+      : turns_(turns), piece_(piece), next_free_(FreeBehind(1)), end_(EndOf(0)) {}
 
-  // Waits for what the next panel reads. Returns how many rows have been read when it ends.
-  __device__ __forceinline__ uint32_t Enter() {
-    // Masks come with that turn.
-    if (panel_ == 0 || waited_ + kConfig.kTurns < panel_ + 2) Wait();
-    const uint32_t needed = SharedAt<const uint32_t>(turns_.Needed(warp_, panel_));
+  __device__ __forceinline__ void Turn(uint32_t panel) {
+    const uint32_t next_end = EndOf(panel + 1);
+    uint32_t masks = 0;  // of so many panels
+    if (panel % kMasksAtOnce == 0) {
+      const uint32_t left = piece_.panel_count - panel;
+      masks = left < kMasksAtOnce ? left : kMasksAtOnce;
+    }
+    // Until there is room for the masks, what else is under way, and words.
+    const uint32_t least = panel + (masks > 0 ? masks : 1);
 #pragma unroll 1
-    while (asked_ < needed && waited_ <= panel_) Wait();
-    return needed;
-  }
-  __device__ __forceinline__ uint32_t Mask(int step) const {
-    return SharedAt<const uint32_t>(turns_.Masks(warp_, panel_) + step * kPackedRowBytes +
-                                    threadIdx.x % kWarp * 4);
-  }
-  __device__ __forceinline__ void Leave() {
+    while (through_ < panel &&
+           (through_ + kTurns < least || __any_sync(kAllLanes, end_ > free_ + kRing))) {
+      const PipelineStage before = turns_.TurnOf(through_);
+      WaitForPhase(before.empty, before.phase);
+      free_ = next_free_;
+      next_free_ = FreeBehind(++through_ + 1);
+    }
+    const int strip = static_cast<int>(threadIdx.x % kWarp);
+    if (strip < kConfig.Strips()) {
+      const PackedBulkRows<kRing> rows(piece_, asked_, end_);
+      asked_ = rows.End();
+      SharedAt<uint32_t>(turns_.Needed(strip, panel)) = end_;
+      const PipelineStage turn = turns_.TurnOf(panel);
+      turn.Expect(rows.Bytes() + masks * kMasksBytes);
+      rows.Copy(piece_, turns_.Ring(strip), turn.full);
+      if (masks > 0) {
+        BulkCopy(&SharedAt<char>(turns_.Masks(strip, panel)),
+                 reinterpret_cast<const unsigned char*>(piece_.masks) +
+                     static_cast<int64_t>(panel) * kMasksBytes,
+                 masks * kMasksBytes, turn.full);
+      }
+    }
     __syncwarp();
-    if (threadIdx.x % kWarp == 0) turns_.StageOf(panel_).Emptied();
-    ++panel_;
-  }
-  // Behind the last panel: nothing is under way any more.
-  __device__ __forceinline__ void WaitForAll() {
-#pragma unroll 1
-    while (waited_ < panels_) Wait();
+    end_ = next_end;
   }
 };
 

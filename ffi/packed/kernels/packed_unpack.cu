@@ -66,14 +66,18 @@ __global__ void __launch_bounds__(kConfig.warps* kWarp)
     }
     streams.PadTo(rows.y);
     __syncwarp();
+    // Lanes have a vector each, of as many rows as they are for.
+    constexpr int kAcross = kPackedPanelColumns / kVector;
+    const int across = lane % kAcross * kVector;
     const int64_t column =
-        first_column + static_cast<int64_t>(panel) * kPackedPanelColumns + lane * kVector;
+        first_column + static_cast<int64_t>(panel) * kPackedPanelColumns + across;
 #pragma unroll 1
-    for (int r = 0; r < kPackedStripRows; ++r) {
+    for (int first = 0; first < kPackedStripRows; first += kWarp / kAcross) {
+      const int r = first + lane / kAcross;
       const int64_t row = __shfl_sync(kAllLanes, row_of_lane, r);
       if (row < 0 || column >= p.k) continue;
       uint32_t words[4];
-      LoadShared(tile + r * kLine + lane * 16, words);
+      LoadShared(tile + r * kLine + across * 2, words);
       uint16_t* out = static_cast<uint16_t*>(p.out.data) + row * p.k + column;
       if (wide) {
         *reinterpret_cast<Words4*>(out) = {words[0], words[1], words[2], words[3]};

@@ -14,50 +14,65 @@ PackedWgmmaConfig ConfigOf(const PackedProblem& p) {
   PackedWgmmaConfig config;
   config.numbers = p.numbers;
   config.cell = p.cell;
-  config.x_on_left = p.x_on_left;
+  config.x_on_left = p.x_on_left || p.n == 1;  // one column is a line
   while (config.columns < kWidestPackedTile && config.columns < p.n) config.columns *= 2;
+  // Whole rows in a block, where x is small enough for as many ranges to read it from the L2 cache
+  // for few strips, and to have room.
+  const int most = config.columns <= 16 ? 4 : 2;
+  while (config.ranges < most && p.parts % (2 * config.ranges) == 0) config.ranges *= 2;
   return config;
+}
+
+int BlocksOfCluster(const PackedProblem& p, const PackedWgmmaConfig& config) {
+  return static_cast<int>(p.parts) / config.ranges;
 }
 
 KernelSource Source(const PackedProblem& p) {
   const PackedWgmmaConfig config = ConfigOf(p);
-  return {
-      "packed/kernels/packed_wgmma.cu",
-      KernelExpression("PackedWgmma",
-                       {TypeName(p.dtype), TypeName(p.out_dtype),
-                        ConfigExpression("PackedWgmmaConfig",
-                                         {NumbersField(config.numbers), Field("cell", config.cell),
-                                          Field("columns", config.columns),
-                                          Field("x_on_left", config.x_on_left)})})};
+  return {"packed/kernels/packed_wgmma.cu",
+          KernelExpression(
+              "PackedWgmma",
+              {TypeName(p.dtype), TypeName(p.out_dtype),
+               ConfigExpression("PackedWgmmaConfig",
+                                {NumbersField(config.numbers), Field("cell", config.cell),
+                                 Field("columns", config.columns), Field("ranges", config.ranges),
+                                 Field("x_on_left", config.x_on_left)})})};
 }
 
 LaunchShape Shape(const PackedProblem& p) {
   const PackedWgmmaConfig config = ConfigOf(p);
-  return {PackedTiles(p, config.TileRows(), config.columns) * p.parts, config.Threads(),
-          config.SharedBytes(), static_cast<int>(p.parts)};
+  const int cluster = BlocksOfCluster(p, config);
+  return {PackedTiles(p, config.TileRows(), config.columns) * cluster, config.Threads(),
+          config.SharedBytes(), cluster};
 }
 
 bool Fits(const PackedProblem& p) {
   const PackedWgmmaConfig config = ConfigOf(p);
-  return p.gpu.compute_capability == 90 && FitsPacked(p) && p.parts <= kMostPartsOfCluster &&
+  return p.gpu.compute_capability == 90 && FitsPacked(p) &&
+         p.parts <= kMostBlocksOfCluster * config.ranges &&
          config.SharedBytes() <= p.gpu.shared_bytes;
 }
 
-// Predicted, as an H200 was measured with 8192 x 8192: what a fragment takes of a warp, which is
-// bound by instructions, or memory for all.
+// Predicted, as an H200 was measured with 8192 x 8192 and x on the right: what a fragment takes of
+// a warp, or memory for all. Until the first words are there 3 us pass, which are most of kStart.
 double Cost(const PackedProblem& p) {
-  constexpr double kStart = 3.9, kForPart = 0.3;
-  // The blocks of a cluster are in one of the groups that multiprocessors come in.
-  constexpr int kGroup = 16;
-  const int64_t at_once = p.parts <= 2 ? p.gpu.multiprocessors
-                                       : std::max<int64_t>(p.gpu.multiprocessors / kGroup, 1) *
-                                             (kGroup / p.parts * p.parts);
+  constexpr double kStart = 4.5, kForBlock = 0.4;
   const PackedWgmmaConfig config = ConfigOf(p);
-  const double of_column = p.x_on_left ? 0.22 : 0.16;
-  const double clocks =
-      (p.cell == 1 ? 19.0 : 15.4) + ClocksOfNumbers(p.numbers) + of_column * config.columns;
+  // An instruction takes a warp so many clocks more, as cells of 1 and of 2 were measured.
+  constexpr double kOfInstruction = 0.3;
+  const int cluster = BlocksOfCluster(p, config);
+  // The blocks of a larger cluster are in one of the groups that multiprocessors come in, some of
+  // which have fewer of these.
+  constexpr int kGroup = 16, kMissing = 2;
+  const int64_t groups = std::max<int64_t>(p.gpu.multiprocessors / kGroup, 1);
+  const int64_t clusters = std::max<int64_t>(groups * (kGroup / cluster) - kMissing, 1);
+  const int64_t at_once = cluster <= 2 ? p.gpu.multiprocessors : clusters * cluster;
+  const double of_column = p.x_on_left ? 0.3 : 0.24;
+  const double clocks = (p.cell == 1 ? 13.9 : 9.7) +
+                        kOfInstruction * InstructionsOfNumbers(p.numbers) +
+                        of_column * config.columns;
   return kStart + PackedMicroseconds(p, Shape(p).blocks, at_once, config.warps, clocks) +
-         kForPart * static_cast<double>(p.parts);
+         kForBlock * (cluster - 1);
 }
 
 }  // namespace

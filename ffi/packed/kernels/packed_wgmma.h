@@ -7,38 +7,58 @@
 
 namespace jaxsparse {
 
-// As many parts as a cluster may have blocks on every GPU.
-constexpr int kMostPartsOfCluster = 8;
+// As many blocks as a cluster may have on every GPU.
+constexpr int kMostBlocksOfCluster = 8;
 
 struct PackedWgmmaConfig {
   PackedNumbers numbers = PackedNumbers::kPlain;
   int cell = 1;
   int columns = 8;  // of x, of a tile: 8, 16, 32 or 64
+  int ranges = 1;   // of columns of the matrix that a block multiplies, a part each: 1, 2 or 4
   bool x_on_left = false;
 
-  static constexpr int warps = 8;           // that multiply, a strip each
-  static constexpr int kWordProducers = 2;  // warps that have words and masks copied
-  static constexpr int kXProducers = 2;     // warps that copy x, panels in turn
-  static constexpr int kTurns = 4;          // of words and masks under way
+  static constexpr int warps = 16;  // that multiply, a strip of a range each
 
-  constexpr int Threads() const { return (warps + kWordProducers + kXProducers) * kWarp; }
-  constexpr int TileRows() const { return warps * kPackedStripRows; }
-  // Panels of x, and rows of words: as many as there is room for.
-  constexpr int Stages() const { return columns <= 16 ? 4 : columns == 32 ? 3 : 2; }
+  constexpr int Strips() const { return warps / ranges; }
+  // Whether warps that copy leave registers to those that multiply, for most sums. Together all
+  // have what a block of so many warps begins with, so many each.
+  constexpr bool SharesRegisters() const { return columns > 32; }
+  static constexpr int kRegisters = 96, kConsumerRegisters = 104, kProducerRegisters = 64;
+  static constexpr int kSharing = warps * (kConsumerRegisters - kRegisters) /
+                                  (kRegisters - kProducerRegisters);  // warps that leave some
+  // That copy, one for each range; others only leave registers.
+  constexpr int Producers() const { return SharesRegisters() ? kSharing : ranges; }
+  constexpr int Threads() const { return (warps + Producers()) * kWarp; }
+  constexpr int TileRows() const { return Strips() * kPackedStripRows; }
+  // Fragments that are made while tensor cores read as many others: all that registers have room
+  // for.
+  constexpr int Fragments() const { return columns <= 16 ? 4 : 2; }
+  // Panels whose words and masks may be under way or in use, and whose x may; and rows of words of
+  // a strip, as many as there is room for.
+  constexpr int Turns() const { return 4 * cell; }
+  constexpr int Stages() const {
+    return ranges * columns <= 32 ? 4 : ranges * columns <= 64 ? 3 : 2;
+  }
   constexpr int RingRows() const {
-    return columns <= 8 ? 176 : columns == 16 ? 160 : columns == 32 ? 144 : 128;
+    return ((kSharedBytes - XBytes() - BarriersBytes()) / warps - TurnsBytes()) / kPackedRowBytes -
+           kPackedMirroredRows;
   }
 
-  // Of shared memory, in bytes: rings and masks of each warp, panels of x, what producers say of
-  // words, barriers.
-  constexpr int MasksAt() const { return warps * PackedRingBytes(RingRows()); }
-  constexpr int PanelsAt() const { return MasksAt() + warps * kTurns * PackedMasksBytes(cell); }
+  // Of shared memory, in bytes: panels of x of each range; of each warp a ring, masks, and how many
+  // rows panels need; barriers.
+  static constexpr int kSharedBytes = 227 << 10;  // that a block may have
   constexpr int PanelBytes() const { return columns * kPackedPanelColumns * 2; }
-  constexpr int NotesAt() const { return PanelsAt() + Stages() * PanelBytes(); }
-  constexpr int BarriersAt() const { return NotesAt() + kTurns * warps * 8; }
-  constexpr int SharedBytes() const {
-    return BarriersAt() + (kTurns + Stages()) * kPipelineBarrierBytes;
+  constexpr int XBytes() const { return ranges * Stages() * PanelBytes(); }
+  constexpr int MasksAt() const { return PackedRingBytes(RingRows()); }
+  constexpr int NeededAt() const { return MasksAt() + Turns() * PackedMasksBytes(cell); }
+  constexpr int TurnsBytes() const { return Turns() * (PackedMasksBytes(cell) + 4); }
+  constexpr int WarpBytes() const { return MasksAt() + TurnsBytes(); }
+  constexpr int BarriersAt() const { return XBytes() + warps * WarpBytes(); }
+  constexpr int BarriersBytesOfRange() const {
+    return (Turns() + Stages()) * kPipelineBarrierBytes;
   }
+  constexpr int BarriersBytes() const { return ranges * BarriersBytesOfRange(); }
+  constexpr int SharedBytes() const { return BarriersAt() + BarriersBytes(); }
 };
 
 }  // namespace jaxsparse

@@ -122,7 +122,7 @@ __device__ __forceinline__ void ForwardInRegisters(
   using Acc = Accumulator<T>;
   using Entries = LaneEntries<T, kConfig>;
   const Entries entries(bounds, lane);
-  Acc x[kVectors][Entries::kCount], max = -Acc(1) / Acc(0), sum = 0;
+  Acc x[kVectors][Entries::kCount], max = -kInfinity<Acc>, sum = 0;
   entries.Load(values, scale, max, x);
 #pragma unroll
   for (int r = 0; r < kVectors; ++r) {

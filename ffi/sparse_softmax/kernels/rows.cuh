@@ -7,6 +7,10 @@
 
 namespace jaxsparse {
 
+// By its bits: compilers leave a division by 0 to each thread.
+template <typename Acc>
+constexpr Acc kInfinity = __builtin_bit_cast(float, 0x7f800000u);
+
 // As SumOverLanes.
 template <typename Acc>
 __device__ __forceinline__ Acc MaxOverLanes(Acc x, int lanes) {
@@ -29,7 +33,7 @@ template <typename T>
 __device__ void ForwardRow(const T* values, T* out, RowBounds bounds, Accumulator<T> scale) {
   using Acc = Accumulator<T>;
   const int lane = threadIdx.x % kWarp;
-  Acc max = -Acc(1) / Acc(0);
+  Acc max = -kInfinity<Acc>;
   for (int64_t i = bounds.begin + lane; i < bounds.end; i += kWarp) {
     const Acc value = scale * ToAccumulator(values[i]);
     max = value > max ? value : max;  // a NaN is skipped here and reaches the sum below

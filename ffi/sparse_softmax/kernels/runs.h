@@ -12,13 +12,19 @@ struct SparseSoftmaxRunsConfig {
   bool backward = false;
   bool batched = false;
 
-  // For which registers are left, of elements of so many bytes.
-  constexpr int Blocks(int bytes) const { return bytes == 8 ? 2 : batched ? 6 : 8; }
+  // For which registers are left, of elements of so many bytes: in the first kernel, and in that
+  // which writes pieces.
+  constexpr int Blocks(int bytes) const {
+    return bytes == 8 ? 2 : batched ? 6 : backward ? 8 : bytes == 2 ? 9 : 10;
+  }
+  constexpr int BlocksOfPieces(int bytes) const {
+    return bytes == 8 ? 2 : batched ? 6 : backward ? 8 : 9;
+  }
 };
 
 // A warp takes a run of rows, of so many neighbouring units of those that rows are cut into. It has
 // its entries in registers: of each lane so many where they suffice, and the most that there are.
-constexpr int kUnitsOfRun = 4, kFewOfLane = 8, kMostOfLane = 16;
+constexpr int kUnitsOfRun = 4, kFewOfLane = 8, kMostOfLane = 12;
 
 JAXSPARSE_INLINE int64_t SoftmaxRuns(int64_t rows, int64_t nse) {
   return CeilDivide(RowUnits(rows, nse), kUnitsOfRun);
@@ -33,8 +39,8 @@ struct PieceOfRow {
 };
 constexpr int kPiecesOfRun = 2;
 
-// Runs at whose pieces a warp of the second kernel looks. It takes them one after the other, and
-// waits for memory each time: so there are few.
+// Runs whose pieces a warp of the second kernel writes: so many that all of its warps find room
+// beside one another, for graphs of a few million edges.
 constexpr int kSoftmaxRunsOfWarp = 2;
 
 }  // namespace jaxsparse

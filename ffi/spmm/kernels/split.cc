@@ -20,6 +20,12 @@ SpmmSplitConfig ConfigOf(const SpmmProblem& p) {
   config.vector = static_cast<int>(kWidestLoad / SizeOf(p.dtype));
   while (p.n % config.vector != 0) config.vector /= 2;
   config.lanes = LanesFor(CeilDivide(p.n, config.vector));
+  // Two units have fewer waits for columns, and groups of a block are done at about one time. But
+  // where there are few, some multiprocessors would have nothing to do in the end.
+  constexpr int64_t kManyWarps = 10 * 132 * 24;  // ten times as many as an H200 runs at once
+  const int64_t tiles = p.batch.count * CeilDivide(p.n, config.Columns());
+  const int64_t units = tiles * RowUnits(p.pattern.rows, p.pattern.nse);
+  config.group_units = units * config.lanes / kWarp > kManyWarps ? 2 : 1;
   return config;
 }
 
@@ -32,6 +38,7 @@ int64_t BlocksDown(const SpmmProblem& p) { return SpmmSplitBlocksDown(p, ConfigO
 std::string Expression(const SpmmSplitConfig& config) {
   return ConfigExpression("SpmmSplitConfig",
                           {Field("vector", config.vector), Field("lanes", config.lanes),
+                           Field("group_units", config.group_units),
                            Field("permuted", config.permuted), Field("batched", config.batched)});
 }
 
@@ -50,7 +57,8 @@ constexpr CudaKernel<SpmmProblem> kSplitRows{
 // Of what stands in registers only the number of columns counts.
 KernelSource AddPartsSource(const SpmmProblem& p) {
   const SpmmSplitConfig config = ConfigOf(p);
-  const SpmmSplitConfig same{.vector = config.vector, .lanes = config.lanes};
+  const SpmmSplitConfig same{
+      .vector = config.vector, .lanes = config.lanes, .group_units = config.group_units};
   return {"spmm/kernels/split.cu",
           KernelExpression("SpmmAddParts",
                            {TypeName(p.dtype), TypeName(p.out_dtype), Expression(same)})};
@@ -84,8 +92,9 @@ int64_t WorkspaceBytes(const SpmmProblem& p, bool) {
 
 // What every entry reads of x comes from L2, and from memory where that has no room for x; the rest
 // from memory, once. The start and the rate of L2 are fitted to 2 million entries in float32 on an
-// H100, with n = 32 and 128: within 4 % in even rows, 5 % in those of a power law with n = 128. The
-// rest is expected: the least is a unit of the most entries, which waits for x a dozen times.
+// H100, with n = 32 and 128: within 4 % in even rows, 5 % in those of a power law with n = 128.
+// That was when groups had one unit, and fewer warps ran: now it predicts too much. The rest is
+// expected: the least is a unit of the most entries, which waits for x a dozen times.
 double Cost(const SpmmProblem& p) {
   constexpr double kL2Bytes = 4.9e6, kMemoryBytes = 4.1e6;  // a microsecond
   constexpr double kRoom = 60e6, kSector = 32;              // of L2, bytes

@@ -1,7 +1,8 @@
 // The sparse-dense product where lengths of rows are very different, as of graphs: work is cut by
 // entries (cuda/row_cuts.h), into units of whole rows and pieces of long ones. A group of lanes, as
-// wide as a tile of the result, takes a unit. It asks for the rows of x of several entries at once,
-// whatever rows of the result they belong to, then adds them, and writes each row that ends.
+// wide as a tile of the result, takes one or two units. It asks for the rows of x of several
+// entries at once, whatever rows of the result they belong to, then adds them, and writes each row
+// that ends.
 //
 // The groups of a block take neighbouring units, and add the pieces of a row in shared memory. What
 // belongs to a row that several blocks have parts of goes to a workspace; a second kernel adds
@@ -109,15 +110,16 @@ __device__ __forceinline__ void WriteInTile(const Result& result, const SpmmProb
 }
 
 template <typename T, typename Out, typename Index, SpmmSplitConfig kConfig>
-__global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks())
+__global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks(sizeof(T)))
     SpmmSplitRows(const __grid_constant__ SpmmProblem p) {
   using Acc = Accumulator<T>;
   constexpr int kVector = kConfig.vector, kLanes = kConfig.lanes, kUnits = kConfig.Units();
+  constexpr int kGroups = kConfig.Groups(), kGroupUnits = kConfig.group_units;
   static __shared__ Vector<Acc, kVector> parts[kConfig.Threads()];
   // Of the entry of a batch: where rows go, which registers have no room for beside what is added.
   using Result = ResultOfEntry<T, Out>;
   static __shared__ Result result_of_entry;
-  static __shared__ int first_rows[kUnits + 1];  // of the block's units, and of the one behind
+  static __shared__ int first_rows[kGroups + 1];  // of the block's groups, and of the one behind
   LetNextKernelBegin();
 
   const int lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes;
@@ -136,8 +138,8 @@ __global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks())
     const Matrices<T, Out, Index> m(p, entry);
     const CutsOfRows cuts(p.batch, p.pattern, p.row_cuts, entry);
     const int nse = cuts.nse;
-    const int unit = Clamp(static_cast<int>(at) * kUnits + group, 0, units);
-    const RowCut begin = cuts.At(unit), end = cuts.EndOf<1>(begin, unit + 1);
+    const int unit = Clamp(static_cast<int>(at) * kUnits + group * kGroupUnits, 0, units);
+    const RowCut begin = cuts.At(unit), end = cuts.EndOf<kGroupUnits>(begin, unit + kGroupUnits);
     const int64_t column = (static_cast<int64_t>(tile) * kLanes + lane) * kVector;
     // Lanes behind the last column read the first ones, and write nothing.
     const T* x = m.x + (column < p.n ? column : 0);
@@ -187,6 +189,8 @@ __global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks())
         Chunk entries = next;
         Run<T> values[Chunk::kRuns] = {};
         entries.LoadValues(m, i, last, nse, kWide, values);
+        // In front of x, or columns would queue behind it.
+        next.Load(m, i + kCount, last, nse, kWide);
         const auto value = [&](int e) { return ToAccumulator(values[e / kRun].Get(e % kRun)); };
         entries.Bound(bound);
         RowOfX<T, kVector> of_x[kCount];
@@ -200,7 +204,6 @@ __global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks())
             if (i + e >= first && i + e < last) of_x[e].Load(place(entries.Column(e)), kWide);
           }
         }
-        next.Load(m, i + kCount, last, nse, kWide);
         if (first <= i && row_end > i + kCount) {
 #pragma unroll
           for (int e = 0; e < kCount; ++e) add(value(e), of_x[e]);
@@ -233,7 +236,7 @@ __global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks())
       } while (i < last);
     };
     if (lane == 0) first_rows[group] = begin.row;
-    if (lane == 0 && group == kUnits - 1) first_rows[kUnits] = end.row;
+    if (lane == 0 && group == kGroups - 1) first_rows[kGroups] = end.row;
     if constexpr (kConfig.batched) __syncthreads();  // before the result is read
     if (wide) {
       add_unit.template operator()<true, kSpmmSplitAtOnce>();
@@ -248,11 +251,11 @@ __global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks())
       if (column >= p.n) return;
       StoreVector(workspace + SpmmPartAt(p, down, entry, at, part) + column, of_row);
     };
-    // Adds the parts of the units behind this one; whether the row ends in the block.
+    // Adds the parts of the groups behind this one; whether the row ends in the block.
     const auto add_parts = [&](int of, Vector<Acc, kVector>* to) {
       int other = group + 1;
 #pragma unroll 1
-      for (; other < kUnits && first_rows[other] == of; ++other) {
+      for (; other < kGroups && first_rows[other] == of; ++other) {
         AddPart<kVector>(to->elements, parts[lane + other * kLanes]);
       }
       return first_rows[other] != of;
@@ -273,7 +276,8 @@ __global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks())
 }
 
 // Adds the parts that blocks have left of a row, and writes it. The row is found at the first
-// boundary between blocks that is within it; the groups of a block add as many parts each.
+// boundary between blocks that is within it. A group of lanes adds a row's parts; of many the
+// groups of a block add as many each.
 template <typename T, typename Out, SpmmSplitConfig kConfig>
 __global__ void __launch_bounds__(kSpmmAddThreads)
     SpmmAddParts(const __grid_constant__ SpmmProblem p) {
@@ -281,6 +285,7 @@ __global__ void __launch_bounds__(kSpmmAddThreads)
   constexpr int kVector = kConfig.vector, kLanes = kConfig.lanes, kUnits = kConfig.Units();
   constexpr int kGroups = kSpmmAddThreads / kLanes;
   constexpr int kAhead = kVector == 8 ? 4 : 8;  // parts that a group asks for
+  constexpr int kMany = 16;                     // parts of a row for a group alone
   static __shared__ Vector<Acc, kVector> parts[kSpmmAddThreads];
   const int lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes;
   const auto down = static_cast<int>(SpmmSplitBlocksDown(p, kUnits));
@@ -293,52 +298,67 @@ __global__ void __launch_bounds__(kSpmmAddThreads)
     const uint32_t tile = block / chunks % tiles, entry = block / chunks / tiles;
     const Matrices<T, Out, int32_t> m(p, entry);  // of which no columns are read
     const CutsOfRows cuts(p.batch, p.pattern, p.row_cuts, entry);
-    // The row of which a boundary is the first, or -1.
-    const auto row_of = [&](int boundary) {
-      if (boundary < 1 || boundary >= down) return -1;
-      const RowCut cut = cuts.At(boundary * kUnits), before = cuts.At((boundary - 1) * kUnits);
-      if (!cuts.IsWithinRow(cut)) return -1;
-      const bool is_first = before.row != cut.row || !cuts.IsWithinRow(before);
-      return is_first ? cut.row : -1;
-    };
+    // The row of which a lane's boundary is the first, or -1, and how many parts it has. The same
+    // in each warp of the block.
     const int own = static_cast<int>(block % chunks) * kSpmmAddBoundaries;
-    const int lane_of_warp = static_cast<int>(threadIdx.x) % kWarp;
-    const int row_of_lane = lane_of_warp < kSpmmAddBoundaries ? row_of(own + lane_of_warp) : -1;
-    if (waits) WaitForPrologue();
-    waits = false;
-    // The same in each warp of the block.
+    const int boundary_of_lane = own + static_cast<int>(threadIdx.x % kWarp);
+    int row_of_lane = -1, count_of_lane = 0;
+    if (boundary_of_lane >= 1 && boundary_of_lane < down) {
+      const RowCut cut = cuts.At(boundary_of_lane * kUnits);
+      const RowCut before = cuts.At((boundary_of_lane - 1) * kUnits);
+      const bool is_within = cuts.IsWithinRow(cut), has_been = cuts.IsWithinRow(before);
+      if (is_within && !(has_been && before.row == cut.row)) {
+        row_of_lane = cut.row;
+        const int of_last = cuts.LastUnitOf(cut.row, cuts.offsets[cut.row + 1]) / kUnits;
+        count_of_lane = (of_last < boundary_of_lane ? 0 : of_last - boundary_of_lane) + 2;
+      }
+    }
+    const int64_t column = (static_cast<int64_t>(tile) * kLanes + lane) * kVector;
+    const Acc* workspace = reinterpret_cast<const Acc*>(p.workspace.data);
+    const bool wide = IsAligned<Vector<Acc, kVector>>(workspace);
+    // Adds parts of the row of a boundary. All of some are loaded before the first of them is
+    // added: compilers do not reorder loads that are wide or not.
+    const auto add = [&](int boundary, int part, int behind, Vector<Acc, kVector>* sums) {
 #pragma unroll 1
-    for (unsigned found = __ballot_sync(kAllLanes, row_of_lane >= 0); found != 0;
-         found &= found - 1) {
-      const int lane_of_row = __ffs(static_cast<int>(found)) - 1, boundary = own + lane_of_row;
-      const int row = __shfl_sync(kAllLanes, row_of_lane, lane_of_row);
-      const int of_last = cuts.LastUnitOf(row) / kUnits;
-      const int last = of_last < boundary ? boundary : of_last;
-      const int count = last - boundary + 2;
-      const int64_t column = (static_cast<int64_t>(tile) * kLanes + lane) * kVector;
-      const Acc* workspace = reinterpret_cast<const Acc*>(p.workspace.data);
-      const auto part_at = [&](int part) {
-        const auto which = part == 0 ? SpmmPart::kOfNew : SpmmPart::kOfBegun;
-        const int64_t of = boundary - 1 + part;
-        const Acc* from = workspace + SpmmPartAt(p, down, entry, of, which);
-        return LoadVector<kVector>(from + (column < p.n ? column : 0),
-                                   IsAligned<Vector<Acc, kVector>>(workspace));
-      };
-      Vector<Acc, kVector> sums = {};
-      const auto behind = static_cast<int>(int64_t{count} * (group + 1) / kGroups);
-      // All of these are loaded before the first of them is added: compilers do not reorder loads
-      // that are wide or not.
-#pragma unroll 1
-      for (auto part = static_cast<int>(int64_t{count} * group / kGroups); part < behind;
-           part += kAhead) {
+      for (; part < behind; part += kAhead) {
         Vector<Acc, kVector> ahead[kAhead] = {};
 #pragma unroll
         for (int a = 0; a < kAhead; ++a) {
-          if (part + a < behind) ahead[a] = part_at(part + a);
+          if (part + a >= behind) continue;
+          const auto which = part + a == 0 ? SpmmPart::kOfNew : SpmmPart::kOfBegun;
+          const Acc* from = workspace + SpmmPartAt(p, down, entry, boundary - 1 + part + a, which);
+          ahead[a] = LoadVector<kVector>(from + (column < p.n ? column : 0), wide);
         }
 #pragma unroll
-        for (int a = 0; a < kAhead; ++a) AddPart<kVector>(sums.elements, ahead[a]);
+        for (int a = 0; a < kAhead; ++a) AddPart<kVector>(sums->elements, ahead[a]);
       }
+    };
+    if (waits) WaitForPrologue();
+    waits = false;
+
+    const unsigned few = __ballot_sync(kAllLanes, count_of_lane > 0 && count_of_lane <= kMany);
+#pragma unroll 1
+    for (int turn = 0; turn < __popc(few); turn += kGroups) {
+      unsigned rest = few;
+#pragma unroll 1
+      for (int skipped = turn + group; skipped > 0 && rest != 0; --skipped) rest &= rest - 1;
+      const int source = rest == 0 ? 0 : __ffs(static_cast<int>(rest)) - 1;
+      const int row = __shfl_sync(kAllLanes, row_of_lane, source);
+      const int count = __shfl_sync(kAllLanes, count_of_lane, source);
+      Vector<Acc, kVector> sums = {};
+      add(own + source, 0, rest == 0 ? 0 : count, &sums);
+      if (rest == 0 || column >= p.n) continue;
+      m.WriteRun(p.activation, row, row * p.n + column, sums.elements);
+    }
+#pragma unroll 1
+    for (unsigned many = __ballot_sync(kAllLanes, count_of_lane > kMany); many != 0;
+         many &= many - 1) {
+      const int source = __ffs(static_cast<int>(many)) - 1;
+      const int row = __shfl_sync(kAllLanes, row_of_lane, source);
+      const int64_t count = __shfl_sync(kAllLanes, count_of_lane, source);
+      Vector<Acc, kVector> sums = {};
+      add(own + source, static_cast<int>(count * group / kGroups),
+          static_cast<int>(count * (group + 1) / kGroups), &sums);
       parts[threadIdx.x] = sums;
       __syncthreads();
       if (group == 0 && column < p.n) {

@@ -11,6 +11,7 @@ constexpr int kSpmmSplitAtOnce = 8;  // entries of which a group asks for rows o
 struct SpmmSplitConfig {
   int vector = 1;         // neighbouring columns of a lane
   int lanes = 1;          // of a group, which is as wide as a tile of the result
+  int group_units = 1;    // neighbouring units of a group
   bool permuted = false;  // whether a permutation tells where values stand
   bool batched = false;
 
@@ -20,9 +21,12 @@ struct SpmmSplitConfig {
     const int threads = lanes * kUnits;
     return threads < kWarp ? kWarp : threads < kMost ? threads : kMost;
   }
-  constexpr int Units() const { return Threads() / lanes; }  // of a block, one for each group
-  // For which registers are left.
-  constexpr int Blocks() const { return (permuted || batched ? 512 : 640) / Threads(); }
+  constexpr int Groups() const { return Threads() / lanes; }  // of a block
+  constexpr int Units() const { return Groups() * group_units; }
+  // For which registers are left, of elements of so many bytes.
+  constexpr int Blocks(int bytes) const {
+    return (permuted || batched ? 512 : bytes == 4 ? 768 : 640) / Threads();
+  }
 };
 
 // Blocks down the rows of the result: each takes neighbouring units.
@@ -42,9 +46,7 @@ JAXSPARSE_INLINE int64_t SpmmPartAt(const SpmmProblem& p, int64_t down, int64_t 
 }
 
 // The kernel that adds parts: a block looks at so many boundaries between blocks of the first one,
-// a lane at each. It adds the rows that it finds one after the other, and waits for memory each
-// time: so there are few.
-constexpr int kSpmmAddThreads = 256, kSpmmAddBoundaries = 4;
-static_assert(kSpmmAddBoundaries <= kWarp);
+// a lane of each warp at each. So its blocks are few, and hardly take time where no row is cut.
+constexpr int kSpmmAddThreads = 256, kSpmmAddBoundaries = kWarp;
 
 }  // namespace jaxsparse

@@ -1,5 +1,6 @@
 // Depthwise convolutions and their transposes on an emulated GPU, against float64.
 #include "depthwise/kernels/depthwise_planes.cu"
+#include "depthwise/kernels/depthwise_staged.cu"
 #include "depthwise/kernels/depthwise_sums.cu"
 #include "device/operands.h"
 #include "emulated/gpu.h"
@@ -37,8 +38,9 @@ class Test {
     p_.kernel = Of(kernel_, first);
   }
 
-  template <int kRows>
-  void Forward() {
+  // `launch` runs a kernel of the problem.
+  template <typename Launch>
+  void Forward(Launch&& launch) {
     const auto x = x_, kernel = kernel_;
     auto out = y_, kept = y_;
     DepthwiseProblem p = p_;
@@ -46,8 +48,7 @@ class Test {
     p.bias = Of(bias_, first_);
     p.preactivation = Of(kept, first_);
     p.activation = Activation::kRelu;
-    constexpr DepthwisePlanesConfig kConfig{.stride = kStride, .left = kLeft, .rows = kRows};
-    emulated::Launch(2, kDepthwiseThreads, [&] { DepthwisePlanes<T, T, kConfig>(p); });
+    launch(p);
     for (int64_t i = 0; i < p.Planes() * p.rows * p.columns; ++i) {
       double sum = Number(bias_, p.ChannelOf(i / (p.rows * p.columns))), most = std::fabs(sum);
       Terms([&](int64_t of_x, int64_t of_y, int64_t of_kernel) {
@@ -58,18 +59,12 @@ class Test {
     }
   }
 
-  void Input() {
+  template <typename Launch>
+  void Input(Launch&& launch) {
     auto out = x_;
     DepthwiseProblem p = p_;
     p.x = Of(out, first_);
-    if constexpr (kStride == 1) {
-      constexpr DepthwisePlanesConfig kConfig{.left = 2 - kLeft, .rows = 2, .transposed = true};
-      emulated::Launch(2, kDepthwiseThreads, [&] { DepthwisePlanes<T, T, kConfig>(p); });
-    } else {
-      constexpr DepthwisePlanesConfig kConfig{
-          .stride = 2, .left = kLeft, .rows = 2, .transposed = true};
-      emulated::Launch(2, kDepthwiseThreads, [&] { DepthwiseSpread<T, T, kConfig>(p); });
-    }
+    launch(p);
     for (int64_t i = 0; i < p.Planes() * p.height * p.width; ++i) {
       double sum = 0, most = 0;
       Terms([&](int64_t of_x, int64_t of_y, int64_t of_kernel) {
@@ -133,11 +128,41 @@ class Test {
   std::vector<T> x_, y_, kernel_, bias_;
 };
 
+template <typename T>
+int BlocksOf(const DepthwiseProblem& p, bool transposed) {
+  const int64_t planes = DepthwiseStagedPlanes(p, transposed, sizeof(T));
+  return static_cast<int>(CeilDivide(p.Planes(), planes));
+}
+
 template <typename T, int kStride, int kLeft>
 void All(const Sizes& sizes, int first) {
   Test<T, kStride, kLeft> test(sizes, first);
-  test.template Forward<kStride == 1 ? 4 : 2>();
-  test.Input();
+  test.Forward([](const DepthwiseProblem& p) {
+    constexpr DepthwisePlanesConfig kConfig{
+        .stride = kStride, .left = kLeft, .rows = kStride == 1 ? 4 : 2};
+    emulated::Launch(2, kDepthwiseThreads, [&] { DepthwisePlanes<T, T, kConfig>(p); });
+  });
+  test.Forward([](const DepthwiseProblem& p) {
+    constexpr DepthwiseStagedConfig kConfig{
+        .stride = kStride, .left = kLeft, .rows = sizeof(T) == 2 ? 14 : 7};
+    emulated::Launch(BlocksOf<T>(p, false), kDepthwiseStagedThreads,
+                     [&] { DepthwiseStaged<T, T, kConfig>(p); });
+  });
+  test.Input([](const DepthwiseProblem& p) {
+    constexpr DepthwisePlanesConfig kConfig{
+        .stride = kStride, .left = kStride == 1 ? 2 - kLeft : kLeft, .rows = 2, .transposed = true};
+    emulated::Launch(2, kDepthwiseThreads, [&] {
+      if constexpr (kStride == 1) DepthwisePlanes<T, T, kConfig>(p);
+      else DepthwiseSpread<T, T, kConfig>(p);
+    });
+  });
+  if constexpr (kStride == 1) {
+    test.Input([](const DepthwiseProblem& p) {
+      constexpr DepthwiseStagedConfig kConfig{.left = 2 - kLeft, .rows = 14, .transposed = true};
+      emulated::Launch(BlocksOf<T>(p, true), kDepthwiseStagedThreads,
+                       [&] { DepthwiseStaged<T, T, kConfig>(p); });
+    });
+  }
   test.Kernel();
 }
 
@@ -153,6 +178,9 @@ int main() {
     All<bfloat16, 1, 1>(sizes, 1);
     All<float16, 2, 1>(sizes, 4);
   }
+  // Several tiles of planes, and a last one with less than a whole vector.
+  All<float, 1, 1>({3, 5, 20, 21, 1, true}, 0);
+  All<bfloat16, 2, 0>({3, 13, 29, 13, 1, false}, 0);
   All<float, 1, 0>({2, 2, 9, 10, 0, true}, 1);
   All<float, 1, 2>({2, 2, 9, 8, 2, true}, 0);
   All<float, 2, 2>({2, 2, 8, 9, 2, true}, 0);

@@ -33,8 +33,8 @@ struct Options {
 };
 
 // One matrix, packed, with x of random numbers.
-// Kernel has a configuration and runs on a problem, its last block first if it is to; some write a
-// matrix out, too.
+// Kernel has a configuration and runs on a problem, its last block first if it is to, with so many
+// times kParts as options say; some write a matrix out, too.
 template <typename T, typename Out, typename Kernel>
 class PackedTest {
   static constexpr auto kConfig = Kernel::kConfig;
@@ -106,11 +106,12 @@ class PackedTest {
       X(3, 0) = FromFloat<T>(NAN);
       X(size.k - 1, size.n - 1) = FromFloat<T>(-INFINITY);
     }
-    const std::string error = PackStreams(
-        {offsets_.data(), columns_.data(), order_.data(), size.m, size.k,
-         static_cast<int64_t>(columns_.size())},
-        {.cell = kConfig.cell, .parts = options.parts, .numbers_of_word = NumbersOfWord(kNumbers)},
-        &streams_);
+    const std::string error = PackStreams({offsets_.data(), columns_.data(), order_.data(), size.m,
+                                           size.k, static_cast<int64_t>(columns_.size())},
+                                          {.cell = kConfig.cell,
+                                           .parts = options.parts * Kernel::kParts,
+                                           .numbers_of_word = NumbersOfWord(kNumbers)},
+                                          &streams_);
     if (!error.empty()) Fail(error.c_str(), 0, 0, 0, 0);
     for (const int32_t source : streams_.sources) {
       if constexpr (kPlain) values_.push_back(source < 0 ? T{} : plain_[source]);
@@ -129,7 +130,7 @@ class PackedTest {
     p_.words = static_cast<int64_t>(streams_.sources.size()) / (NumbersOfWord(kNumbers) * kWarp);
     p_.numbers = kNumbers;
     p_.cell = kConfig.cell;
-    p_.parts = options.parts;
+    p_.parts = options.parts * Kernel::kParts;
     p_.x_on_left = kConfig.x_on_left;
     p_.activation = options.activation;
     if constexpr (kPlain) p_.values = Aligned(values_);

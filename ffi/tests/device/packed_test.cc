@@ -13,6 +13,7 @@ namespace {
 template <typename T, typename Out, PackedMmaConfig kMma>
 struct Mma {
   static constexpr PackedMmaConfig kConfig = kMma;
+  static constexpr int kParts = 1;
 
   static void Run(PackedProblem p, bool backwards) {
     static_assert(kMma.SharedBytes() <= sizeof(packed_stages));

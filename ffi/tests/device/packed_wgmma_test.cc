@@ -13,12 +13,14 @@ namespace {
 template <typename T, typename Out, PackedWgmmaConfig kWgmma>
 struct Wgmma {
   static constexpr PackedWgmmaConfig kConfig = kWgmma;
+  static constexpr int kParts = kWgmma.ranges;
 
   static void Run(const PackedProblem& p, bool backwards) {
     const int64_t tiles = PackedTiles(p, kWgmma.TileRows(), kWgmma.columns);
-    emulated::Launch({.blocks = static_cast<int>(tiles * p.parts),
+    const int cluster = static_cast<int>(p.parts) / kWgmma.ranges;
+    emulated::Launch({.blocks = static_cast<int>(tiles * cluster),
                       .threads = kWgmma.Threads(),
-                      .cluster = static_cast<int>(p.parts),
+                      .cluster = cluster,
                       .backwards = backwards},
                      {reinterpret_cast<char*>(packed_shared), sizeof(packed_shared)},
                      kWgmma.SharedBytes(), [&] { PackedWgmma<T, Out, kWgmma>(p); });
@@ -35,13 +37,13 @@ void TestWgmma() {
 
 int main() {
   using namespace jaxsparse;
-  TestWgmma<bfloat16, float, {.cell = 1, .columns = 8}>();
-  TestWgmma<float16, float16, {.cell = 2, .columns = 8, .x_on_left = true}>();
-  TestWgmma<bfloat16, bfloat16, {.cell = 2, .columns = 16}>();
-  TestWgmma<float16, float, {.cell = 1, .columns = 64}>();
+  TestWgmma<bfloat16, float, {.cell = 1, .columns = 8, .ranges = 4}>();
+  TestWgmma<float16, float16, {.cell = 2, .columns = 8, .ranges = 2, .x_on_left = true}>();
+  TestWgmma<bfloat16, bfloat16, {.cell = 2, .columns = 16, .ranges = 4}>();
+  TestWgmma<float16, float, {.cell = 1, .columns = 64, .ranges = 2}>();
   TestWgmma<bfloat16, float, {.cell = 2, .columns = 32, .x_on_left = true}>();
-  TestWgmma<bfloat16, float, {.numbers = PackedNumbers::kE4M3, .columns = 8}>();
+  TestWgmma<bfloat16, float, {.numbers = PackedNumbers::kE4M3, .columns = 8, .ranges = 4}>();
   TestWgmma<float16, float16,
-            {.numbers = PackedNumbers::kInt8, .columns = 16, .x_on_left = true}>();
+            {.numbers = PackedNumbers::kInt8, .columns = 64, .ranges = 2, .x_on_left = true}>();
   std::puts("all results agree");
 }

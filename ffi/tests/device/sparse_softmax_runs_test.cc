@@ -106,6 +106,8 @@ void Limits() {
 int main() {
   using namespace jaxsparse;
   Tests<float>();
+  Test<float, false>({3, 17000, 5}, 0, 0);  // more pieces than lanes add at once
+  Test<float, true>({3, 17000, 5}, 0, 0);
   Tests<double>();
   Tests<bfloat16>();
   Tests<float16>();

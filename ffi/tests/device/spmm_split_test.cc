@@ -30,12 +30,16 @@ void Test(const SpmmSize& size, SpmmOptions options) {
   if (!AreWrong(options.disorder)) CheckRepeats("split rows", test.out(), [&] { run(2); });
 }
 
-template <typename T, typename Out, int kVector, int kLanes>
+template <typename T, typename Out, int kVector, int kLanes, int kGroupUnits = 1>
 struct Tests {
   static constexpr int64_t kTile = kVector * kLanes;
 
   static constexpr SpmmSplitConfig Config(bool permuted) {
-    return {.vector = kVector, .lanes = kLanes, .permuted = permuted, .batched = permuted};
+    return {.vector = kVector,
+            .lanes = kLanes,
+            .group_units = kGroupUnits,
+            .permuted = permuted,
+            .batched = permuted};
   }
   static void Plain(const SpmmSize& size, const SpmmOptions& options) {
     Test<T, Out, uint16_t, Config(false)>(size, options);
@@ -79,7 +83,8 @@ int main() {
   using namespace jaxsparse;
   Tests<float, float, 4, 4>::Sizes();
   Tests<float, float, 4, 4>::Disordered();
-  Tests<float, float, 4, 32>::Sizes();
+  Tests<float, float, 4, 4>::Plain({2, 9300, 16, 0.97}, {.bias = true});  // rows of many parts
+  Tests<float, float, 4, 32, 2>::Sizes();
   Tests<float, float, 1, 1>::Sizes();
   Tests<bfloat16, bfloat16, 8, 8>::Sizes();
   Tests<float16, float, 2, 16>::Sizes();

@@ -146,13 +146,13 @@ inline TestCall DepthwiseCall(const std::string& given, bool channels_first,
 // Two strips and two parts of two panels each, in ten rows of words.
 inline TestCall PackedCall(int64_t cell, bool left, bool has_bias, const std::string& dtype,
                            const std::string& out_dtype, int64_t workspace) {
-  constexpr int64_t kRows = 20, kColumns = 600, kPieces = 4, kPanels = 2, kWords = 10;
+  constexpr int64_t kRows = 20, kColumns = 300, kPieces = 4, kPanels = 2, kWords = 10;
   const std::vector<int64_t> x = left ? std::vector{kN, kColumns} : std::vector{kColumns, kN};
   const std::vector<int64_t> out = left ? std::vector{kN, kRows} : std::vector{kRows, kN};
   TestCall call;
   call.operands = {{"values", dtype, {kWords, 64}},
                    {"x", dtype, x},
-                   {"masks", "uint32", {kPieces, kPanels * 4 / cell, 32}},
+                   {"masks", "uint32", {kPieces, kPanels * 2 / cell, 32}},
                    {"starts", "int32", {kPieces + 1}, {0, 3, 3, 7, 10}},
                    {"panels", "int32", {kPieces, kPanels, 2}},
                    {"rows", "int32", {kRows}, Falling(kRows)}};
@@ -179,7 +179,7 @@ inline TestCall QuantizedCall() {
 inline TestCall UnpackCall(int64_t cell) {
   TestCall call = PackedCall(cell, false, false, "float16", "float16", 1);
   call.operands.erase(call.operands.begin() + 1);  // x
-  call.results = {{"out", "float16", {20, 600}}};
+  call.results = {{"out", "float16", {20, 300}}};
   call.attributes = {{"variant", ""}, {"cell", cell}, {"parts", int64_t{2}}};
   return call;
 }

@@ -103,9 +103,16 @@ class _Loop(NamedTuple):
 
     def run(self, body: Callable[[Any, Buffers], Buffers], buffers: Buffers) -> Buffers:
         """The buffers after all tiles; the body makes them of tile t and the buffers before it."""
-        unroll = {"unroll": _UNROLLED} if self.on_gpu else {}
-        done: Buffers = jax.lax.fori_loop(0, self.tiles, body, buffers, **unroll)
-        return done
+
+        def apart(t: Any, buffers: Buffers) -> Buffers:
+            # Of few tiles XLA knows where all their rows lie. It would make those of one tile again
+            # in each that reads them, and theirs in turn: what takes minutes to compile.
+            made: Buffers = jax.lax.optimization_barrier(body(t, buffers))
+            return made
+
+        if not self.on_gpu:
+            return list(jax.lax.fori_loop(0, self.tiles, body, buffers))
+        return list(jax.lax.fori_loop(0, self.tiles, apart, buffers, unroll=_UNROLLED))
 
     def rows_of(self, x: Any, t: Any) -> Any:
         """The rows of a tile, of an array of all computed rows."""
