@@ -163,17 +163,35 @@ def _dense_attention(name: str, dtype: str, precision: str, implementation: str)
     )
 
 
-# Weights are packed once, for inference.
+# Weights are packed once, for inference: in x's dtype, or in 8 bits.
 _PACKED = tuple(
     Implementation(
         name,
         "spmm",
-        functools.partial(jax_programs.packed_spmm, x_on_left=left),
+        functools.partial(jax_programs.packed_spmm, x_on_left=left, weights=weights),
         dtypes=("bfloat16", "float16"),
         passes=("forward",),
+        precision=weights,
         elements=_dense_on_cpu,
     )
-    for name, left in (("packed", False), ("packed-left", True))
+    for name, left, weights in (
+        ("packed", False, None),
+        ("packed-left", True, None),
+        ("packed-int8", False, "int8"),
+        ("packed-e4m3", False, "float8_e4m3fn"),
+    )
+)
+_DENSE_QUANTIZED = tuple(
+    Implementation(
+        name,
+        "spmm",
+        functools.partial(jax_programs.dense_quantized_spmm, weights=weights),
+        dtypes=("bfloat16", "float16"),
+        passes=("forward",),
+        precision=weights,
+        elements=_dense,
+    )
+    for name, weights in (("dense-int8", "int8"), ("dense-e4m3", "float8_e4m3fn"))
 )
 
 
@@ -181,6 +199,7 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
     *_ours("spmm"),
     *_PACKED,
     *_dense_products("spmm", jax_programs.dense_spmm),
+    *_DENSE_QUANTIZED,
     Implementation("bcsr", "spmm", jax_sparse.bcsr_spmm, elements=_dense_gradient),
     Implementation("bcoo", "spmm", jax_sparse.bcoo_spmm, elements=_gathered),
     Implementation("segments", "spmm", jax_sparse.segments_spmm, elements=_gathered),

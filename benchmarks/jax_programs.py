@@ -22,6 +22,7 @@ from jaxsparse.ops.linear import linear
 from jaxsparse.ops.matmul import sddmm, spmm
 from jaxsparse.ops.sparse_attention import sparse_attention
 from jaxsparse.ops.sparse_softmax import sparse_softmax
+from jaxsparse.quantization import quantized
 from jaxsparse.timing import Program
 from jaxsparse.topology import Topology
 
@@ -130,11 +131,20 @@ def jaxsparse_spmm(problem: Problem, dtype: str, passed: str, **options: Any) ->
 
 
 def packed_spmm(
-    problem: Problem, dtype: str, passed: str, *, x_on_left: bool = False, **options: Any
+    problem: Problem,
+    dtype: str,
+    passed: str,
+    *,
+    x_on_left: bool = False,
+    weights: str | None = None,
+    **options: Any,
 ) -> Program:
-    """`spmm` of a `Packed`, or `linear` of x that has a column of it in each row."""
+    """`spmm` of a `Packed`, or `linear` of x that has a column of it in each row.
+
+    ``weights`` is the matrix's dtype, if it is not x's.
+    """
     x, topology = problem.operands(), problem.topology()
-    packed = CSR(jnp.asarray(x["values"]), topology).pack(dtype)
+    packed = CSR(jnp.asarray(x["values"]), topology).pack(weights or dtype)
     multiply = functools.partial(linear if x_on_left else spmm, **options)
     return program_of(
         (lambda x, packed: multiply(x, packed)) if x_on_left else (lambda x, a: multiply(a, x)),
@@ -334,6 +344,22 @@ def dense_spmm(problem: Problem, dtype: str, passed: str, *, precision: Any) -> 
         dtype,
         convert=(lambda gradient: gradient[stored],),
     )
+
+
+def dense_quantized_spmm(problem: Problem, dtype: str, passed: str, *, weights: str) -> Program:
+    """With a dense matrix of 8 bits, which XLA converts within the product, and scales of rows."""
+    x, topology = problem.operands(), problem.topology()
+    m, kind = topology.shape[0], jnp.dtype(weights)
+    values = jnp.asarray(x["values"])
+    numbers, scales = quantized(values, topology.row_indices, m=m, dtype=kind)
+    matrix = np.zeros(topology.shape, kind)
+    matrix[stored_positions(topology)] = np.asarray(numbers)[: topology.nnz]
+
+    def product(x: jax.Array, matrix: jax.Array, scales: jax.Array) -> jax.Array:
+        y = jnp.dot(matrix.astype(x.dtype), x, preferred_element_type=jnp.float32)
+        return (y * scales[:, None]).astype(x.dtype)
+
+    return program_of(product, (x["x"],), (jnp.asarray(matrix), scales), passed, dtype)
 
 
 def dense_bias_relu(problem: Problem, dtype: str, passed: str, *, precision: Any) -> Program:

@@ -17,6 +17,7 @@ Operands = Mapping[str, np.ndarray]
 # Largest difference over largest value that rounding explains: operands are rounded alike on both
 # sides, so it is that of products, sums and the result. TF32 rounds its operands itself.
 TOLERANCE = {"float32": 1e-5, "tensorfloat32": 2**-8, "bfloat16": 2**-6, "float16": 2**-9}
+TOLERANCE |= {"int8": 2**-5, "float8_e4m3fn": 2**-3}  # of weights that are rounded to 8 bits
 
 _CHECKED_POSITIONS = 2**23
 

@@ -338,22 +338,30 @@ class CSR:
         cell: int | None = None,
         parts: int | None = None,
         trainable: bool = False,
+        repackable: bool = False,
     ) -> Packed:
         """The same matrix laid out for products with few columns on a GPU; see `Packed`.
 
         Args:
-            dtype: of the numbers, bfloat16 or float16; by default that of the values.
+            dtype: of the numbers, bfloat16 or float16; by default that of the values. With int8 or
+                float8_e4m3fn (``jnp.float8_e4m3fn``) each row has a scale, the largest of its
+                magnitudes over 127 or 448, and its numbers are rounded to multiples of that, or to
+                those times a number of e4m3: the nearest. That saves memory; products are not
+                expected to be faster than in 16 bits.
             cell: how many neighbours in a row are stored together, 1 or 2; by default 2 for
-                matrices that are more than 82 % sparse.
+                matrices that are more than 82 % sparse, or that store both of nearly all pairs, as
+                ``structure="pairs"`` of `pruning.make_masks` has them. Those of 8 bits have 1.
             parts: into how many the columns are cut, at most 8; by default what lets the blocks of
                 an H200 end together.
             trainable: whether to keep the pattern, and where each number comes from: for
                 `Packed.repack`, and for gradients of the numbers at the pattern alone. That takes
-                several times the bytes of the numbers.
+                several times the bytes of the numbers. Numbers of 8 bits have no gradients.
+            repackable: whether to keep that for `Packed.repack` alone, which 8 bits can do.
 
         Raises:
             ValueError: if the pattern is traced, a batch of patterns, or stores a column of a row
-                twice; for values of a batch or a wider dtype, and options that don't exist.
+                twice; for values of a batch or a wider dtype, and options that don't exist or go
+                together.
 
         >>> import jax.numpy as jnp
         >>> packed = CSR.fromdense(jnp.eye(512)).pack(jnp.bfloat16)
@@ -361,7 +369,13 @@ class CSR:
         ((512, 512), dtype(bfloat16), 2)
         """
         return Packed.of(
-            self.values, self.topology, dtype=dtype, cell=cell, parts=parts, trainable=trainable
+            self.values,
+            self.topology,
+            dtype=dtype,
+            cell=cell,
+            parts=parts,
+            trainable=trainable,
+            repackable=repackable,
         )
 
     def astype(self, dtype: Any) -> CSR:

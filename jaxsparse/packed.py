@@ -24,17 +24,17 @@ from jaxsparse.ops.packed_places import (
     unpacked,
 )
 from jaxsparse.ops.packed_unpack import written_out
+from jaxsparse.packed_form import DTYPES, MOST_PARTS, cell_for, check_shapes, parts_for
 from jaxsparse.pattern import is_concrete
+from jaxsparse.quantization import LARGEST, quantized
 from jaxsparse.topology import Topology
 
-_DTYPES = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
 _ARRAYS = ("values", "masks", "starts", "panels", "rows")
 _LEAVES = (*_ARRAYS, "sources", "topology")
-MOST_PARTS = 8
 
 
 class Packed:
-    """A sparse matrix of 16-bit numbers, laid out for products with few columns on a GPU.
+    """A sparse matrix of 16 or 8-bit numbers, laid out for products with few columns on a GPU.
 
     Weights that are 50 to 95 % sparse take 60 to 13 % of the bytes that dense ones take, and each
     lane of a GPU finds its own among them without asking others. ``packed @ x``, `jaxsparse.spmm`
@@ -45,19 +45,28 @@ class Packed:
     dense matrix (m, k) and are not 0 beside a pair's stored number, so train with
     ``trainable=True``.
 
+    Numbers of 8 bits, int8 or float8_e4m3fn, are multiplied by the scale of their row, which makes
+    the largest of each row the largest that the dtype has: see `CSR.pack`. They have no gradients,
+    and x is bfloat16 or float16, in which they are exact. They save memory; products are not
+    expected to be faster than by numbers of 16 bits, which take fewer instructions to decode, and
+    are not measured on a GPU yet. With scales that are NaN, of rows that
+    had a number that is not finite, rows of products are NaN.
+
     A pytree: the arrays below are its leaves, so it goes through ``jax.jit``, checkpoints and
     ``jax.export``. On a CPU, and on a GPU for many columns, it is written out and multiplied by
     XLA.
 
     Attributes:
-        values: ``(w, 64)``, bfloat16 or float16: rows of two numbers for each lane.
+        values: ``(w, 64)``, bfloat16 or float16: rows of two numbers for each lane. ``(w, 128)``,
+            int8 or float8_e4m3fn: rows of four.
         masks: uint32 ``(p, s, 32)``: which places of each of p pieces are stored.
         starts: int32 ``(p + 1,)``: the rows of ``values`` in front of each piece.
         panels: int32 ``(p, t, 2)``: which rows a piece reads for each 128 columns.
         rows: int32 ``(m,)``: the order of the rows, 16 of which make a strip.
-        sources: int32 ``(w, 64)``: the stored entry of each number, or ``nse`` for none; only of a
-            trainable one, else None.
-        topology: the pattern; only of a trainable one, else None.
+        scales: float32 ``(m,)`` of numbers of 8 bits, else None.
+        sources: int32, as ``values``: the stored entry of each number, or ``nse`` for none; only of
+            a trainable or repackable one, else None.
+        topology: the pattern; only of such a one, else None.
         shape: (m, k).
         cell: how many neighbours in a row are stored together: 1 or 2.
         parts: into how many the columns are cut, which warps and blocks of a GPU share.
@@ -74,6 +83,7 @@ class Packed:
     starts: jax.Array
     panels: jax.Array
     rows: jax.Array
+    scales: jax.Array | None
     sources: jax.Array | None
     topology: Topology | None
     shape: tuple[int, int]
@@ -81,12 +91,15 @@ class Packed:
     parts: int
 
     ARRAYS = _ARRAYS
-    __slots__ = (*_LEAVES, "cell", "parts", "shape")
+    __slots__ = (*_LEAVES, "_names", "cell", "parts", "scales", "shape")
     __array_ufunc__ = None  # NumPy arrays leave `x @ packed` to this class
 
     def __init__(self, *leaves: Any, shape: tuple[int, int], cell: int, parts: int):
-        """Only stores what it gets; `CSR.pack` makes one."""
-        for name, leaf in zip(_LEAVES, leaves, strict=True):
+        """Only stores what it gets, scales last if there are any; `CSR.pack` makes one."""
+        # Without scales it is a tree as before there were any, for files of that time.
+        self._names = (*_LEAVES, "scales") if len(leaves) > len(_LEAVES) else _LEAVES
+        self.scales = None
+        for name, leaf in zip(self._names, leaves, strict=True):
             setattr(self, name, leaf)
         self.shape, self.cell, self.parts = shape, cell, parts
 
@@ -100,13 +113,18 @@ class Packed:
         cell: int | None,
         parts: int | None,
         trainable: bool,
+        repackable: bool,
     ) -> Packed:
         """What `CSR.pack` returns."""
         dtype = jax.dtypes.canonicalize_dtype(values.dtype if dtype is None else dtype)
-        if dtype not in _DTYPES:
+        if dtype not in DTYPES:
             raise ValueError(
-                f"CSR.pack: dtype must be bfloat16 or float16, got {dtype}: values that are wider "
-                "are rounded only where it is asked for"
+                f"CSR.pack: dtype must be {', '.join(map(str, DTYPES[:-1]))} or {DTYPES[-1]}, got "
+                f"{dtype}: values that are wider are rounded only where it is asked for"
+            )
+        if not jnp.issubdtype(values.dtype, jnp.floating) or values.dtype.itemsize < 2:
+            raise ValueError(
+                f"CSR.pack: values must be floating and of 16 bits at least, got {values.dtype}"
             )
         if values.ndim != 1 or topology.batch_shape:
             raise ValueError(
@@ -121,10 +139,18 @@ class Packed:
             raise ValueError(
                 f"CSR.pack: parts must be None or 1 to {most} for {k} columns, got {parts!r}"
             )
+        quantize = dtype in LARGEST
+        if quantize and trainable:
+            raise ValueError(
+                f"CSR.pack: {dtype} is not trainable, as numbers of 8 bits have no gradients: "
+                "repackable=True takes other values"
+            )
+        if quantize and cell == 2:
+            raise ValueError(f"CSR.pack: cell must be 1 for {dtype}, got 2")
         offsets, columns = topology.concrete_arrays("CSR.pack")
-        density = float(offsets[-1]) / (m * k) if m * k else 0.0
-        cell = _cell_for(density) if cell is None else cell
-        parts = _parts_for(m, k, most) if parts is None else parts
+        if cell is None:
+            cell = 1 if quantize else cell_for(offsets, columns, topology.shape)
+        parts = parts_for(m, k, most) if parts is None else parts
         try:
             masks, starts, reads, sources = _ffi.pack_streams(
                 np.asarray(offsets, np.int32),
@@ -133,19 +159,24 @@ class Packed:
                 columns=k,
                 cell=cell,
                 parts=parts,
+                bits=8 * dtype.itemsize,
             )
         except ValueError as error:
             raise ValueError(f"CSR.pack: {error}") from None
         pieces, panels = starts.size - 1, math.ceil(k / (PANEL_COLUMNS * parts))
-        sources = np.where(sources < 0, topology.nse, sources).reshape(-1, 2 * LANES)
+        of_word = 4 // dtype.itemsize
+        sources = np.where(sources < 0, topology.nse, sources).reshape(-1, of_word * LANES)
+        numbers, *scales = _numbers_of(values, topology, dtype)
+        keeps_entries = trainable or repackable
         return cls(
-            taken(values.astype(dtype), sources),
+            taken(numbers, sources),
             jnp.asarray(masks.reshape(pieces, panels * masks_of_panel(cell), LANES)),
             jnp.asarray(starts),
             jnp.asarray(reads.reshape(pieces, panels, 2)),
             jnp.asarray(topology.pattern.row_order),
-            jnp.asarray(sources) if trainable else None,
-            topology.with_transpose() if trainable else None,  # as gradients read it
+            jnp.asarray(sources) if keeps_entries else None,
+            topology.with_transpose() if keeps_entries else None,  # as gradients read it
+            *scales,
             shape=topology.shape,
             cell=cell,
             parts=parts,
@@ -158,7 +189,8 @@ class Packed:
         Args:
             arrays: ``values``, ``masks``, ``starts``, ``panels`` and ``rows`` by their names, of
                 the host or of a device. They may be abstract (`jax.ShapeDtypeStruct`), as the
-                metadata of a file tell: then so is the matrix, for a target to restore to. With
+                metadata of a file tell: then so is the matrix, for a target to restore to. Those of
+                values of 8 bits have ``scales``, too. With
                 ``sources`` and ``topology``, a `Topology`, it is trainable. Other names are left
                 out.
             shape: (m, k).
@@ -170,8 +202,7 @@ class Packed:
         >>> import jax.numpy as jnp
         >>> from jaxsparse import CSR
         >>> packed = CSR.fromdense(jnp.eye(3, dtype=jnp.bfloat16)).pack()
-        >>> saved = {name: getattr(packed, name) for name in packed.ARRAYS}
-        >>> Packed.from_arrays(saved, (3, 3)).shape
+        >>> Packed.from_arrays(packed.arrays, (3, 3)).shape
         (3, 3)
         """
         if missing := [name for name in _ARRAYS if arrays.get(name) is None]:
@@ -181,9 +212,11 @@ class Packed:
         if len(shape) != 2 or min(shape) < 0:
             raise ValueError(f"Packed.from_arrays: shape must be (m, k), got {shape}")
         leaves = [arrays[name] for name in _ARRAYS]
+        scales = [x for x in (arrays.get("scales"),) if x is not None]
         abstract = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
         if not abstract:
             leaves = [jnp.asarray(leaf) for leaf in leaves]
+            scales = [jnp.asarray(x) for x in scales]
         _, masks, _, panels, _ = leaves
         # Of the form of a matrix that fits; what does not is found by the checks.
         steps = masks.shape[1] if masks.ndim == 3 else 0
@@ -197,6 +230,7 @@ class Packed:
         packed = cls(
             *leaves,
             *entries,
+            *scales,
             shape=(int(shape[0]), int(shape[1])),
             cell=2 if steps and steps == count * masks_of_panel(2) else 1,
             parts=max(masks.shape[0] // strips, 1) if strips and masks.ndim == 3 else 1,
@@ -208,8 +242,19 @@ class Packed:
 
     @property
     def dtype(self) -> Any:
-        """That of the values: bfloat16 or float16."""
+        """That of the values: bfloat16, float16, int8 or float8_e4m3fn."""
         return self.values.dtype
+
+    @property
+    def quantized(self) -> bool:
+        """Whether values have 8 bits, and rows scales."""
+        return self.dtype in LARGEST
+
+    @property
+    def arrays(self) -> dict[str, jax.Array]:
+        """What it is saved as: its arrays by their names, without those of a trainable one."""
+        names = (*_ARRAYS, "scales") if self.quantized else _ARRAYS
+        return {name: getattr(self, name) for name in names}
 
     @property
     def ndim(self) -> int:
@@ -223,7 +268,7 @@ class Packed:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays; of the same matrix written out they are 2 m k."""
+        """Bytes of all arrays; of the same matrix written out in 16 bits they are 2 m k."""
         return sum(x.nbytes for x in jax.tree.leaves(self))
 
     def block_until_ready(self) -> Packed:
@@ -236,14 +281,16 @@ class Packed:
         text = f"Packed of shape ({m}, {k})"
         if all(isinstance(x, jax.Array | np.ndarray) for x in jax.tree.leaves(self)):
             share = f", {100 * self.nbytes / (2 * m * k):.0f} % of dense" if m * k else ""
+            share += " in 16 bits" * (self.quantized and bool(share))
             text += f", {self.dtype}, {self.nbytes} bytes{share}"
         return f"{text}, cell {self.cell}, {self.parts} part{'s' * (self.parts > 1)}"
 
     # ---- To something else ----
 
     def todense(self) -> jax.Array:
-        """The dense matrix (m, k). Differentiable."""
-        return written_out([getattr(self, name) for name in _ARRAYS], **self._form)
+        """The dense matrix (m, k): of 8 bits in float32, else in its dtype, and differentiable."""
+        scales = () if self.scales is None else (self.scales,)
+        return written_out([getattr(self, name) for name in _ARRAYS], *scales, **self._form)
 
     @property
     def _form(self) -> dict[str, Any]:
@@ -259,10 +306,12 @@ class Packed:
         """The same with other values on the pattern that it was packed from: one gather.
 
         Args:
-            values: ``(nse,)``, one for each stored entry; cast to the matrix's dtype.
+            values: ``(nse,)``, one for each stored entry; cast to the matrix's dtype, or rounded
+                with scales of their own.
 
         Raises:
-            ValueError: if it was not packed with ``trainable=True``, or values don't fit.
+            ValueError: if it was packed neither with ``trainable=True`` nor ``repackable=True``, or
+                values don't fit.
 
         >>> import jax.numpy as jnp
         >>> from jaxsparse import CSR
@@ -273,8 +322,8 @@ class Packed:
         """
         if self.sources is None or self.topology is None:
             raise ValueError(
-                "Packed.repack: needs a matrix that was packed with trainable=True, which keeps "
-                "the entry of each number"
+                "Packed.repack: needs a matrix that was packed with trainable=True or "
+                "repackable=True, which keep the entry of each number"
             )
         if values.shape != (self.topology.nse,):
             raise ValueError(
@@ -282,8 +331,9 @@ class Packed:
                 f"stored entry, got {values.shape}"
             )
         leaves = [getattr(self, name) for name in _LEAVES[1:]]
-        values = taken(values.astype(self.dtype), self.sources)
-        return Packed(values, *leaves, shape=self.shape, cell=self.cell, parts=self.parts)
+        numbers, *scales = _numbers_of(values, self.topology, self.dtype)
+        leaves = [taken(numbers, self.sources), *leaves, *scales]
+        return Packed(*leaves, shape=self.shape, cell=self.cell, parts=self.parts)
 
     def verify(self) -> Packed:
         """Checks what a damaged file could have changed; returns the matrix.
@@ -306,7 +356,12 @@ class Packed:
             )
         if not np.array_equal(np.sort(rows), np.arange(m)):
             raise ValueError("Packed.verify: rows must name each row once")
-        expected_panels, words = panels_of(jnp.asarray(masks), cell=self.cell)
+        if values.dtype == jnp.float8_e4m3fn and np.isnan(values.astype(np.float32)).any():
+            raise ValueError(
+                "Packed.verify: values of 8 bits must not be NaN, which their scales are instead"
+            )
+        of_word = values.shape[1] // LANES
+        expected_panels, words = panels_of(jnp.asarray(masks), cell=self.cell, numbers=of_word)
         if starts[0] != 0 or not np.array_equal(np.diff(starts), words):
             raise ValueError("Packed.verify: starts are not where the masks' words begin")
         if not np.array_equal(panels, expected_panels):
@@ -337,70 +392,19 @@ class Packed:
         )
 
 
-def _cell_for(density: float) -> int:
-    """Pairs take fewer instructions, and of few entries hardly more bytes."""
-    return 2 if density < 0.18 else 1
-
-
-def _parts_for(m: int, k: int, most: int) -> int:
-    """The number of parts by which the blocks of an H200 are done first."""
-
-    def clocks(parts: int) -> float:
-        # A block of sixteen warps has up to four parts, and others those that are left: a cluster.
-        ranges = math.gcd(parts, 4)
-        blocks = parts // ranges
-        # More than two are in one of eight groups of multiprocessors, of which some are smaller.
-        at_once = 132 if blocks <= 2 else (8 * (16 // blocks) - 2) * blocks
-        waves = math.ceil(math.ceil(m * ranges / (16 * STRIP_ROWS)) * blocks / at_once)
-        panels = math.ceil(k / (PANEL_COLUMNS * parts))
-        # A panel has 128 fragments of sixteen warps; they take longer if one warp copies for many.
-        # Each doubling pads streams by 3 to 10 %.
-        fragments = panels * 128 * {1: 26, 2: 19, 4: 14}[ranges]
-        return waves * (fragments + 1000) * (1 + 0.05 * math.log2(parts)) + 700 * blocks
-
-    return min(range(1, most + 1), key=clocks)
-
-
-def check_shapes(operation: str, packed: Packed) -> None:
-    """Raises a ValueError, naming the array, unless all are of a matrix of the shape; any array."""
-    m, k = packed.shape
-    pieces = math.ceil(m / STRIP_ROWS) * packed.parts
-    count = math.ceil(k / (PANEL_COLUMNS * packed.parts))
-    integers = np.dtype(np.int32)
-    expected: dict[str, tuple[tuple[int | None, ...], tuple[Any, ...]]] = {
-        "rows": ((m,), (integers,)),  # first, as it tells most
-        "values": ((None, 2 * LANES), _DTYPES),
-        "masks": ((pieces, count * masks_of_panel(packed.cell), LANES), (np.dtype(np.uint32),)),
-        "starts": ((pieces + 1,), (integers,)),
-        "panels": ((pieces, count, 2), (integers,)),
-    }
-    if packed.sources is not None and packed.topology is not None:
-        expected["sources"] = (packed.values.shape, (integers,))
-        if packed.topology.shape != packed.shape:
-            raise ValueError(
-                f"{operation}: topology of a packed matrix {packed.shape} must have that shape, "
-                f"got {packed.topology.shape}"
-            )
-    for name, (shape, dtypes) in expected.items():
-        array = getattr(packed, name)
-        got = array.shape
-        if len(got) != len(shape) or any(
-            b not in (None, a) for a, b in zip(got, shape, strict=True)
-        ):
-            wanted = str(shape).replace("None", "w")
-            raise ValueError(
-                f"{operation}: {name} of a packed matrix {packed.shape} with cells of "
-                f"{packed.cell} in {packed.parts} parts must have shape {wanted}, got {got}"
-            )
-        if array.dtype not in dtypes:
-            raise ValueError(
-                f"{operation}: {name} of a packed matrix must be {' or '.join(map(str, dtypes))}, "
-                f"got {array.dtype}"
-            )
+def _numbers_of(values: jax.Array, topology: Topology, dtype: Any) -> tuple[jax.Array, ...]:
+    """Values as numbers of the dtype, and scales of rows if it has 8 bits."""
+    if dtype not in LARGEST:
+        return (values.astype(dtype),)
+    rounded: tuple[jax.Array, ...] = quantized(
+        values, topology.row_indices, m=topology.shape[0], dtype=dtype
+    )
+    return rounded
 
 
 def _flatten(packed: Packed) -> Any:
-    keyed = [(jax.tree_util.GetAttrKey(name), getattr(packed, name)) for name in _LEAVES]
+    names = packed._names
+    keyed = [(jax.tree_util.GetAttrKey(name), getattr(packed, name)) for name in names]
     return keyed, (packed.shape, packed.cell, packed.parts)
 
 

@@ -209,24 +209,26 @@ def stack_scan(
 
 
 def packed_matrix(packed):
-    """The matrix that a packed one's streams hold: all lanes read them in step."""
+    """The matrix that a packed one's streams hold, without scales: all lanes read them in step."""
     (m, k), parts, cell = packed.shape, packed.parts, packed.cell
-    values = np.asarray(packed.values, np.float64).reshape(-1, 32, 2)
+    numbers_of_word = packed.values.shape[1] // 32
+    values = np.asarray(packed.values, np.float64).reshape(-1, 32, numbers_of_word)
     masks, starts, panels = (np.asarray(x) for x in (packed.masks, packed.starts, packed.panels))
     pieces, lanes = np.arange(len(masks)), np.arange(32)
     width = 128 * panels.shape[1]
     matrix = np.zeros((len(masks) // parts * 16, parts * width))
     row = (pieces // parts * 16)[:, None] + lanes // 4
     first = (pieces % parts * width)[:, None] + 2 * (lanes % 4)
-    at = np.broadcast_to(starts[:-1, None, None], (len(masks), 32, 2)).copy()
+    at = np.broadcast_to(starts[:-1, None, None], (len(masks), 32, numbers_of_word)).copy()
     for group in range(panels.shape[1] * 16 if values.size else 0):
         step, g = divmod(group, 8 * cell)
         for j, e in np.ndindex(2, 2):
             bit = 8 * (2 * j + e) + g if cell == 1 else 8 * (2 * (g % 2) + j) + g // 2
             stored = masks[:, step] >> bit & 1 == 1
-            numbers = values[np.minimum(at[..., e], len(values) - 1), lanes, e]
+            stream = 2 * j + e if numbers_of_word == 4 else e
+            numbers = values[np.minimum(at[..., stream], len(values) - 1), lanes, stream]
             matrix[(row + 8 * j)[stored], (first + 8 * group + e)[stored]] = numbers[stored]
-            at[..., e] += stored
+            at[..., stream] += stored
         if group % 16 == 15:  # no stream is more than 16 words behind when a panel ends
             at = np.maximum(at, (starts[:-1] + panels[:, group // 16, 1] - 16)[:, None, None])
     in_order = np.zeros((m, k))

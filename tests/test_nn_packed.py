@@ -203,8 +203,63 @@ def test_errors():
     with pytest.raises(TypeError, match="must be a SparseLinear, got Linear"):
         PackedLinear.from_sparse(nnx.Linear(4, 4, rngs=nnx.Rngs(0)))
     wide = SparseLinear(8, 4, sparsity=0.5, rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match="dtype must be bfloat16 or float16, got float32"):
+    with pytest.raises(ValueError, match=r"dtype must be bfloat16, .*, got float32"):
         PackedLinear.from_sparse(wide)
+
+
+@pytest.mark.parametrize("dtype", [jnp.int8, jnp.float8_e4m3fn])
+def test_weights_of_8_bits(dtype, tmp_path):
+    """No parameters, and scales beside them; inputs are rounded to the layer's own 16 bits."""
+    for own, computed in (jnp.float16, jnp.float16), (None, jnp.bfloat16):
+        dense = nnx.Linear(300, 70, dtype=own, rngs=nnx.Rngs(0))
+        sparse = SparseLinear.from_dense(dense, sparsity=0.6)
+        layer = PackedLinear.from_sparse(sparse, dtype=dtype)
+        assert set(nnx.state(layer, nnx.Param)) == {"bias"} and layer.dtype == computed
+        assert "scales" in nnx.state(layer, PackedArray)
+        x = jnp.asarray(np.random.default_rng(0).standard_normal((5, 300)), jnp.float32)
+        y, expected = layer(x), sparse(x)
+        assert y.dtype == expected.dtype
+        step = 1 / 127 if dtype == jnp.int8 else 1 / 8
+        error = np.linalg.norm(np.asarray(y, np.float32) - np.asarray(expected, np.float32))
+        assert 0 < error < step * np.linalg.norm(np.asarray(expected, np.float32))
+        exact = nnx.clone(pruning.densify(layer))(x)
+        np.testing.assert_allclose(
+            *(np.asarray(z, np.float32) for z in (y, exact)), rtol=0.01, atol=0.02
+        )
+        gradient = nnx.grad(lambda layer, x: layer(x).astype(jnp.float32).sum())(layer, x)
+        assert set(gradient) == {"bias"}
+        path = tmp_path / jnp.dtype(computed).name
+        pruning.save(path, layer)
+        again = pruning.load(path, lambda: nnx.Linear(300, 70, dtype=own, rngs=nnx.Rngs(1)))  # noqa: B023
+        jax.tree.map(np.testing.assert_array_equal, nnx.state(again), nnx.state(layer))
+        assert (again.dtype, again.weight.dtype) == (computed, dtype)
+        np.testing.assert_array_equal(again(x), y)
+    with pytest.raises(ValueError, match="is not trainable, as numbers of 8 bits have no grad"):
+        PackedLinear.from_sparse(sparse, dtype=dtype, trainable=True)
+    with pytest.raises(
+        ValueError, match=r"PackedLinear: dtype must be bfloat16 or float16 .*float32"
+    ):
+        PackedLinear(layer.weight, dtype=jnp.float32)
+
+
+def test_sparsify_to_8_bits(monkeypatch):
+    measured(monkeypatch, 3, 2, 1)
+    x = jnp.ones((2, 300), jnp.bfloat16)
+    result, table = pruning.sparsify(pruned(jnp.bfloat16), x, packed=True, dtype=jnp.int8)
+    assert type(result) is PackedLinear and result.weight.dtype == jnp.int8
+    sixteen, _ = pruning.sparsify(pruned(jnp.bfloat16), x, packed=True, dtype=jnp.bfloat16)
+    assert sixteen.weight.dtype == jnp.bfloat16
+    assert table.rows[0]["packed_bytes"] < 0.75 * sixteen.weight.nbytes
+    measured(monkeypatch, 3, 2)
+    for dtype, wanted, why in (
+        (jnp.float32, jnp.int8, "it computes in float32, and packed weights have 16 bits"),
+        (jnp.bfloat16, jnp.float16, "it computes in bfloat16, not in float16"),
+    ):
+        _, table = pruning.sparsify(pruned(dtype), x.astype(dtype), packed=True, dtype=wanted)
+        assert table.rows[0]["not_packed"] == why
+    for options in {"dtype": jnp.int8}, {"dtype": jnp.float32, "packed": True}:
+        with pytest.raises(ValueError, match="sparsify: dtype is that of packed weights, bfloat16"):
+            pruning.sparsify(pruned(jnp.bfloat16), x, **options)
 
 
 def pruned(dtype):

@@ -10,6 +10,7 @@ from edge_cases import EDGE_CASES
 from reference import packed_matrix, to_dense
 
 from jaxsparse import CSR, EXPORT_DISABLED_CHECKS, Packed, Topology, _ffi
+from jaxsparse.pruning import STRUCTURES
 
 FORMS = [(1, 1), (2, 1), (1, 3), (2, 2)]  # cell, parts
 
@@ -85,6 +86,22 @@ def test_few_rows_serve_a_panel():
     packed = random_matrix(half).pack()
     assert packed.cell == 1 and packed.nbytes < 0.7 * 2 * packed.size
     assert "% of dense, cell 1" in repr(packed) and packed.parts == 8
+
+
+def test_pairs_are_stored_together():
+    """With no zeros between, where pruning keeps both or none, whatever the sparsity."""
+    scores = jnp.asarray(np.random.default_rng(0).standard_normal((64, 1024)))
+    for density, cell in (0.5, 1), (0.25, 1), (0.125, 2):
+        kept = jnp.int32(density * scores.size)
+        masks = [STRUCTURES[name](scores, kept) for name in ("unstructured", "pairs")]
+        assert [int(mask.sum()) for mask in masks] == [kept, kept]
+        free, paired = (Topology.from_mask(mask) for mask in masks)
+        assert random_matrix(free).pack().cell == cell
+        packed = random_matrix(paired).pack(parts=1)
+        assert (
+            packed.cell == 2 and packed.nbytes < random_matrix(paired).pack(cell=1, parts=1).nbytes
+        )
+        assert np.count_nonzero(packed.values) == kept
 
 
 def test_other_values():
@@ -163,7 +180,7 @@ def test_arrays_that_do_not_fit():
     with pytest.raises(ValueError, match=r"masks of .* must have shape \(3, 6, 32\), got"):
         Packed.from_arrays(arrays, (37, 300))
     with pytest.raises(
-        ValueError, match="values of a packed matrix must be bfloat16 or float16, got float32"
+        ValueError, match=r"values of a packed matrix must be bfloat16, .*e4m3fn, got float32"
     ):
         wide = jax.ShapeDtypeStruct(packed.values.shape, jnp.float32)
         Packed.from_arrays(arrays | {"values": wide}, (37, 53))
@@ -174,7 +191,7 @@ def test_arrays_that_do_not_fit():
 def damaged(packed, name, change):
     leaves = {n: getattr(packed, n) for n in Packed.__slots__}
     leaves[name] = jnp.asarray(change(np.array(leaves[name])))
-    static = {n: leaves.pop(n) for n in ("shape", "cell", "parts")}
+    static = {n: leaves[n] for n in ("shape", "cell", "parts")}
     order = ("values", "masks", "starts", "panels", "rows", "sources", "topology")
     return Packed(*(leaves[n] for n in order), **static)
 
@@ -206,7 +223,7 @@ def test_verify_wants_the_first_piece_at_the_beginning():
 
 def test_errors():
     a = random_matrix(PATTERNS["odd"]())
-    with pytest.raises(ValueError, match="dtype must be bfloat16 or float16, got float32"):
+    with pytest.raises(ValueError, match=r"dtype must be bfloat16, float16, int8 or .*got float32"):
         a.astype(jnp.float32).pack()
     with pytest.raises(ValueError, match="cell must be None, 1 or 2, got 3"):
         a.pack(cell=3)

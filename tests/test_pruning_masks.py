@@ -70,6 +70,22 @@ def oracle(scores, density, gates=1, only=None, scope="layer", structure="unstru
         if not values:
             continue
         length = len(values) // len(rows)
+        if structure == "pairs":
+            halves = 0.5 * np.asarray(values, np.float32).reshape(len(rows), length)
+            with np.errstate(invalid="ignore"):  # of infinities
+                means = [  # of the lone last one itself
+                    (halves[row, pair] + halves[row, min(pair + 1, length - 1)], row, pair)
+                    for row in range(len(rows))
+                    for pair in range(0, length, 2)
+                ]
+            for index, out in rows:
+                masks[index][:, out] = False
+            count = (2 * budget * len(means) + len(values)) // (2 * len(values))
+            for place in best_first([mean for mean, _, _ in means])[:count]:
+                _, row, pair = means[place]
+                index, out = rows[row]
+                masks[index][pair : pair + 2, out] = True
+            continue
         chosen = np.zeros(len(values), bool)
         chosen[best_first(values)[:budget]] = True
         chosen = chosen.reshape(len(rows), length)
@@ -92,7 +108,7 @@ def by_score(weight, gradient, key):
 
 
 SCOPES = ["gate", "layer", "model"]
-STRUCTURES = ["unstructured", "row_balanced", "refilled"]
+STRUCTURES = ["unstructured", "row_balanced", "refilled", "pairs"]
 
 
 # ---- Masks ----

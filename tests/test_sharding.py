@@ -158,6 +158,24 @@ def test_shard_map_second_derivative(implementation):
 
 
 @KINDS
+def test_packed_weights_of_8_bits(kind):
+    """Products stay sharded; scales are of rows of the matrix, which each device has."""
+    rng = np.random.default_rng(0)
+    a = CSR.fromdense(jnp.asarray(rng.standard_normal((40, 300)), jnp.bfloat16))
+    packed = a.pack(jnp.int8)
+    x = jnp.asarray(rng.standard_normal((16, 300)), jnp.bfloat16)
+    product = jax.jit(linear)
+    with jax.set_mesh(mesh := mesh_of(kind)):
+        placed = jax.device_put(packed, NamedSharding(mesh, P()))
+        sharded = jax.device_put(x, NamedSharding(mesh, P("data", None)))
+        y = product(sharded, placed)
+    assert y.sharding.is_equivalent_to(sharded.sharding, 2)
+    np.testing.assert_allclose(
+        *(np.asarray(z, np.float32) for z in (y, product(x, packed))), rtol=1e-2, atol=1e-2
+    )
+
+
+@KINDS
 @pytest.mark.parametrize("spec", [P("data"), P(("data", "model"))])
 def test_packed_weights_of_sharded_rows(kind, spec):
     """Products stay sharded, and so do gradients of what they multiply; others sum over devices."""

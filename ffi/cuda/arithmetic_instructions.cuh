@@ -113,6 +113,18 @@ __device__ __forceinline__ uint32_t AddProductsOfBytes(uint32_t a, uint32_t b, u
   return sum;
 }
 
+// a b + c of two numbers in each word, rounded once; small ones are not taken for 0.
+__device__ __forceinline__ uint32_t MultiplyAddBfloats(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t sums;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sums) : "r"(a), "r"(b), "r"(c));
+  return sums;
+}
+__device__ __forceinline__ uint32_t MultiplyAddHalves(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t sums;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(sums) : "r"(a), "r"(b), "r"(c));
+  return sums;
+}
+
 // The lesser of two unsigned numbers of 16 bits, in each half of a word.
 __device__ __forceinline__ uint32_t MinOfHalves(uint32_t a, uint32_t b) {
 #if __CUDA_ARCH__ >= 900

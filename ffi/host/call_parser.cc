@@ -16,11 +16,14 @@ constexpr int64_t kNumbersOfCut = sizeof(RowCut) / sizeof(int32_t);
 constexpr struct {
   std::string_view name;
   ffi::DataType type;
-} kTypes[] = {{"float32", ffi::F32}, {"float64", ffi::F64},   {"bfloat16", ffi::BF16},
-              {"float16", ffi::F16}, {"int32", ffi::S32},     {"uint16", ffi::U16},
-              {"uint8", ffi::U8},    {"uint32", ffi::U32},    {"int8", ffi::S8},
-              {"int16", ffi::S16},   {"int64", ffi::S64},     {"uint64", ffi::U64},
-              {"bool", ffi::PRED},   {"complex64", ffi::C64}, {"complex128", ffi::C128}};
+} kTypes[] = {{"float32", ffi::F32},     {"float64", ffi::F64},
+              {"bfloat16", ffi::BF16},   {"float16", ffi::F16},
+              {"int32", ffi::S32},       {"uint16", ffi::U16},
+              {"uint8", ffi::U8},        {"uint32", ffi::U32},
+              {"int8", ffi::S8},         {"int16", ffi::S16},
+              {"int64", ffi::S64},       {"uint64", ffi::U64},
+              {"bool", ffi::PRED},       {"complex64", ffi::C64},
+              {"complex128", ffi::C128}, {"float8_e4m3fn", ffi::F8E4M3FN}};
 
 std::string ShapeString(ffi::AnyBuffer buffer) {
   std::string text = "(";

@@ -23,9 +23,12 @@ using Indices = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device
 
 // (masks, starts, panels, sources) of a pattern, or a ValueError that says what is wrong with it.
 nb::tuple Pack(Indices row_offsets, Indices column_indices, Indices row_order, int64_t columns,
-               int cell, int parts) {
+               int cell, int parts, int bits) {
   const int64_t most_parts = std::max<int64_t>(CeilDivide(columns, kPackedPanelColumns), 1);
   if (cell < 1 || cell > 2) throw nb::value_error("cell must be 1 or 2");
+  if (bits != 16 && (bits != 8 || cell != 1)) {
+    throw nb::value_error("bits must be 16, or 8 with cells of 1");
+  }
   if (columns < 0 || columns > std::numeric_limits<int32_t>::max()) {
     throw nb::value_error("columns must be from 0 to 2**31 - 1");
   }
@@ -42,7 +45,7 @@ nb::tuple Pack(Indices row_offsets, Indices column_indices, Indices row_order, i
     error = PackStreams({row_offsets.data(), column_indices.data(), row_order.data(),
                          static_cast<int64_t>(row_order.size()), columns,
                          static_cast<int64_t>(column_indices.size())},
-                        cell, parts, &streams);
+                        {.cell = cell, .parts = parts, .numbers_of_word = 32 / bits}, &streams);
   }
   if (!error.empty()) throw nb::value_error(error.c_str());
   return nb::make_tuple(ToNumpy(std::move(streams.masks)), ToNumpy(std::move(streams.starts)),
@@ -53,7 +56,8 @@ nb::tuple Pack(Indices row_offsets, Indices column_indices, Indices row_order, i
 
 void BindPacked(nb::module_& m) {
   m.def("pack_streams", Pack, nb::arg("row_offsets"), nb::arg("column_indices"),
-        nb::arg("row_order"), nb::kw_only(), nb::arg("columns"), nb::arg("cell"), nb::arg("parts"));
+        nb::arg("row_order"), nb::kw_only(), nb::arg("columns"), nb::arg("cell"), nb::arg("parts"),
+        nb::arg("bits") = 16);
 }
 
 }  // namespace jaxsparse

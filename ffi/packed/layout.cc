@@ -12,7 +12,6 @@ namespace {
 
 constexpr int kNone = -1;
 constexpr int kGroupsOfPanel = kPackedPanelColumns / 8;
-constexpr int kNumbersOfRow = 2 * kWarp;
 
 using Entries = std::vector<int32_t>;
 
@@ -91,22 +90,26 @@ class PanelPlaces {
 
 // Of one piece, the streams of its lanes.
 class Piece {
-  int cell_;
-  std::array<int64_t, kNumbersOfRow> ends_{};  // of streams; with cell 2 every other one is used
-  std::vector<int32_t> sources_;               // as PackedStreams
+  int cell_, streams_;            // streams of a lane; of pairs two go in step
+  std::vector<int64_t> ends_;     // of all streams
+  std::vector<int32_t> sources_;  // as PackedStreams
 
-  int64_t& End(int lane, int e) { return ends_[2 * lane + e]; }
-  void Append(int lane, int e, int32_t entry) {
-    sources_[End(lane, e)++ * kNumbersOfRow + 2 * lane + e] = entry;
+  void Append(int lane, int stream, int32_t entry) {
+    const int number = streams_ * lane + stream;
+    sources_[ends_[number]++ * NumbersOfRow() + number] = entry;
   }
   void AppendPair(int lane, const int32_t* pair) {
     for (int e = 0; e < 2; ++e) Append(lane, e, pair[e]);
   }
 
  public:
-  Piece(int cell, int64_t panels)
-      : cell_(cell), sources_(panels * kPackedPanelPairs * kNumbersOfRow, kNone) {}
+  Piece(const PackedForm& form, int64_t panels)
+      : cell_(form.cell),
+        streams_(form.numbers_of_word),
+        ends_(NumbersOfRow()),
+        sources_(panels * kPackedPanelPairs * NumbersOfRow(), kNone) {}
 
+  int64_t NumbersOfRow() const { return streams_ * kWarp; }
   int64_t Longest() const { return *std::max_element(ends_.begin(), ends_.end()); }
   int64_t Shortest() const { return *std::min_element(ends_.begin(), ends_.end()); }
 
@@ -126,7 +129,7 @@ class Piece {
           for (int e = 0; e < 2 && cell_ == 1; ++e) {
             if (pair[e] == kNone) continue;
             mask |= uint32_t{1} << (8 * (2 * j + e) + h);
-            Append(lane, e, pair[e]);
+            Append(lane, streams_ == 4 ? 2 * j + e : e, pair[e]);
           }
         }
       }
@@ -135,19 +138,20 @@ class Piece {
     for (int64_t& end : ends_) end = std::max(end, least);
   }
   std::vector<int32_t> Sources() const {
-    return {sources_.begin(), sources_.begin() + Longest() * kNumbersOfRow};
+    return {sources_.begin(), sources_.begin() + Longest() * NumbersOfRow()};
   }
 };
 
 }  // namespace
 
-std::string PackStreams(const PackedPattern& pattern, int cell, int parts, PackedStreams* streams) {
+std::string PackStreams(const PackedPattern& pattern, const PackedForm& form,
+                        PackedStreams* streams) {
   if (std::string damage = DamageOf(pattern); !damage.empty()) return damage;
   const int64_t strips = CeilDivide(pattern.rows, kPackedStripRows);
-  const int64_t panels = PackedPanels(pattern.columns, parts);
-  const int64_t masks_of_panel = kPackedPanelMasks / cell * kWarp;
+  const int64_t panels = PackedPanels(pattern.columns, form.parts);
+  const int64_t masks_of_panel = kPackedPanelMasks / form.cell * kWarp;
   *streams = {};
-  streams->masks.resize(strips * parts * panels * masks_of_panel);
+  streams->masks.resize(strips * form.parts * panels * masks_of_panel);
   streams->starts.push_back(0);
   uint32_t* masks = streams->masks.data();
   for (int64_t strip = 0; strip < strips; ++strip) {
@@ -159,8 +163,8 @@ std::string PackStreams(const PackedPattern& pattern, int cell, int parts, Packe
       if (!error.empty()) return error;
     }
     std::vector<size_t> cursors(rows.size());
-    for (int64_t part = 0; part < parts; ++part) {
-      Piece piece(cell, panels);
+    for (int64_t part = 0; part < form.parts; ++part) {
+      Piece piece(form, panels);
       for (int64_t panel = 0; panel < panels; ++panel) {
         const int64_t column = (part * panels + panel) * kPackedPanelColumns;
         streams->panels.push_back(static_cast<int32_t>(piece.Shortest()));
@@ -170,11 +174,11 @@ std::string PackStreams(const PackedPattern& pattern, int cell, int parts, Packe
       }
       const std::vector<int32_t> sources = piece.Sources();
       streams->sources.insert(streams->sources.end(), sources.begin(), sources.end());
-      const auto words = static_cast<int64_t>(streams->sources.size()) / kNumbersOfRow;
-      if (words * kNumbersOfRow > std::numeric_limits<int32_t>::max()) {
+      const auto numbers = static_cast<int64_t>(streams->sources.size());
+      if (numbers > std::numeric_limits<int32_t>::max()) {
         return "it would take more than 2**31 - 1 numbers";
       }
-      streams->starts.push_back(static_cast<int32_t>(words));
+      streams->starts.push_back(static_cast<int32_t>(numbers / piece.NumbersOfRow()));
     }
   }
   return "";

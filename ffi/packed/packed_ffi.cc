@@ -14,6 +14,29 @@ void TakeForm(CallParser& call, PackedProblem& p) {
   p.parts = call.Integer("parts", 1, kMostParts);
 }
 
+// The numbers, which say what they are; plain ones are what `dtype` says.
+void TakeValues(CallParser& call, Dimension& words, ElementType& dtype, PackedProblem& p) {
+  ElementType type({ffi::BF16, ffi::F16, ffi::S8, ffi::F8E4M3FN});
+  Dimension width("width");
+  p.values = call.Operand("values", type, {words, width});
+  if (!call.ok()) return;
+  p.numbers = type.is(ffi::S8)         ? PackedNumbers::kInt8
+              : type.is(ffi::F8E4M3FN) ? PackedNumbers::kE4M3
+                                       : PackedNumbers::kPlain;
+  const int64_t numbers = NumbersOfWord(p.numbers) * kWarp;
+  if (width.size != numbers) {
+    call.Fail("values must have " + std::to_string(numbers) + " numbers in a row, got " +
+              std::to_string(width.size));
+  }
+  if (p.numbers != PackedNumbers::kPlain) {
+    if (p.cell != 1) call.Fail("cell must be 1 with values of 8 bits, got 2");
+    return;
+  }
+  const ffi::DataType plain = type.is(ffi::BF16) ? ffi::BF16 : ffi::F16;
+  if (!dtype.Allows(plain)) call.Fail("values must be " + dtype.Text() + ", got " + type.Text());
+  dtype.Settle(plain, "values");
+}
+
 // masks, starts, panels, rows of a matrix whose sizes are known.
 void TakePattern(CallParser& call, Dimension& m, Dimension& k, PackedProblem& p) {
   Dimension pieces("pieces");
@@ -50,10 +73,11 @@ struct PackedProduct {
     p.out = call.Result("out", out_dtype, {out.first, out.second});
     p.workspace = call.ResultWorkspace(workspace);
     ElementType dtype = ElementType::FactorsOf(out_dtype);
-    p.values = call.Operand("values", dtype, {words, 2 * kWarp});
+    TakeValues(call, words, dtype, p);
     p.x = call.Operand("x", dtype, {x.first, x.second});
-    if (dtype.is(ffi::F32)) call.Fail("values must be bfloat16 or float16, got float32");
+    if (dtype.is(ffi::F32)) call.Fail("x must be bfloat16 or float16, got float32");
     TakePattern(call, m, k, p);
+    if (p.numbers != PackedNumbers::kPlain) p.scales = call.Operand("scales", {ffi::F32}, {m});
     if (call.operands_left() > 0) p.bias = call.Operand("bias", dtype, {m});
     if (call.batch().rank > 0) call.Fail("takes no batch dimensions");
     p.n = n.size;
@@ -76,7 +100,7 @@ struct PackedUnpacking {
     TakeForm(call, p);
     ElementType dtype({ffi::BF16, ffi::F16});
     p.out = call.Result("out", dtype, {m, k});
-    p.values = call.Operand("values", dtype, {words, 2 * kWarp});
+    TakeValues(call, words, dtype, p);
     TakePattern(call, m, k, p);
     if (call.batch().rank > 0) call.Fail("takes no batch dimensions");
     p.words = words.size;
@@ -87,6 +111,8 @@ struct PackedUnpacking {
   static Table<CudaVariant<Problem>> CudaVariants() { return kUnpackCudaVariants; }
 };
 
+constexpr PackedNumbers kOf8Bits[] = {PackedNumbers::kInt8, PackedNumbers::kE4M3};
+
 }  // namespace
 
 OperationEntry PackedUnpackEntry() {
@@ -95,6 +121,12 @@ OperationEntry PackedUnpackEntry() {
     PackedProblem problem;
     problem.m = problem.k = 8192;
     problem.cell = cell;
+    problems.push_back(problem);
+  }
+  for (const PackedNumbers numbers : kOf8Bits) {
+    PackedProblem problem;
+    problem.m = problem.k = 8192;
+    problem.numbers = numbers;
     problems.push_back(problem);
   }
   return MakeEntry<PackedUnpacking>(problems);
@@ -120,6 +152,20 @@ OperationEntry PackedProductEntry() {
             problems.push_back(problem);
           }
         }
+      }
+    }
+    for (const PackedNumbers numbers : kOf8Bits) {
+      for (const int64_t n : {8, 64}) {
+        PackedProblem problem;
+        problem.m = problem.k = 8192;
+        problem.n = n;
+        problem.numbers = numbers;
+        problem.parts = 4;
+        problem.x_on_left = types.out_dtype == DType::kFloat32;
+        problem.dtype = types.dtype;
+        problem.out_dtype = types.out_dtype;
+        problem.workspace.bytes = int64_t{1} << 30;
+        problems.push_back(problem);
       }
     }
   }

@@ -12,6 +12,10 @@
 // number e of pair j of group g is stored. With cell 2 a word is a pair of which any is stored. A
 // step has 16 groups; bit 8 (2 (g % 2) + j) + g / 2 is that of pair j of group g.
 //
+// Numbers of 8 bits have cells of 1 and four streams in a lane, each a byte of its words: byte 2 j
+// + e is of number e of pairs j, as in masks. They are multiplied by the scale of their row when
+// its sums are done.
+//
 // At the end of each panel a stream that is more than kPackedDrift behind the longest one of its
 // piece is padded up to that, so that few rows of words serve a panel, whatever the pattern is.
 #pragma once
@@ -28,6 +32,15 @@ constexpr int kPackedPanelMasks = 2;                        // of a lane, at mos
 constexpr int kPackedDrift = 16;
 constexpr int kPackedRowBytes = 4 * kWarp;  // of words, one for each lane
 
+// What numbers are: kPlain ones of 16 bits what x is; others have 8 bits, of which a row of words
+// has twice as many, and a scale for each row of the matrix.
+enum class PackedNumbers : int { kPlain, kInt8, kE4M3 };
+
+// Numbers of a word.
+JAXSPARSE_INLINE constexpr int NumbersOfWord(PackedNumbers numbers) {
+  return numbers == PackedNumbers::kPlain ? 2 : 4;
+}
+
 // Panels of each part of so many columns.
 JAXSPARSE_INLINE int64_t PackedPanels(int64_t columns, int64_t parts) {
   return CeilDivide(columns, kPackedPanelColumns * parts);
@@ -41,15 +54,17 @@ struct PackedProblem {
   int cell = 1;
   int64_t parts = 1;
   bool x_on_left = false;
-  DType dtype = DType::kBFloat16;      // values, x, bias
+  PackedNumbers numbers = PackedNumbers::kPlain;
+  DType dtype = DType::kBFloat16;      // x, bias, and values if they are plain
   DType out_dtype = DType::kBFloat16;  // out
   Activation activation = Activation::kNone;
-  Array values;  // dtype (words, lanes, 2)
+  Array values;  // (words, lanes, numbers of a word)
   Array masks;   // uint32 (pieces, steps, lanes)
   Array starts;  // int32 (pieces + 1,): rows of values in front of each piece
   Array panels;  // int32 (pieces, panels, 2): rows of the piece that all of its streams are through
                  // with when a panel begins, and that are read when it ends
   Array rows;    // int32 (m,)
+  Array scales;  // float32 (m,), or null if numbers are plain
   Array x;
   Array bias;  // (m,) or null
   Array out;

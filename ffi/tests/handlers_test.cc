@@ -301,26 +301,20 @@ std::vector<Target> Targets() {
   Target depthwise{DepthwiseEntry(), {windows("y", "float32", {})}};
   Target of_x{DepthwiseInputEntry(), {windows("x", "bfloat16", {2})}};
   Target of_kernel{DepthwiseKernelEntry(), {windows("kernel", "float16", {})}};
-  const Bounds of_packed = {
-      {"cell", 0}, {"cell", 3}, {"parts", 0}, {"workspace", -1}, {"workspace", kHuge}};
+  const Bounds of_form = {{"cell", 0}, {"cell", 3}, {"parts", 0}};
+  Bounds of_product = of_form;
+  of_product.insert(of_product.end(), {{"workspace", -1}, {"workspace", kHuge}});
   Target packed{PackedProductEntry(), {}}, unpacked{PackedUnpackEntry(), {}};
   for (const int64_t cell : {1, 2}) {
     const bool second = cell == 2;
-    packed.calls.push_back({"cells of " + std::to_string(cell),
-                            PackedCall(cell, second, second, "float16", "float32", 1 << 20),
-                            optional,
-                            {"out float16"},
-                            {"values 1", second ? "x 0" : "x 1"},
-                            {},
-                            of_packed});
-    unpacked.calls.push_back({"cells of " + std::to_string(cell),
-                              UnpackCall(cell),
-                              {},
-                              {},
-                              {"values 1", "out 0"},
-                              {},
-                              {{"cell", 0}, {"cell", 3}, {"parts", 0}}});
+    const std::string name = "cells of " + std::to_string(cell), x = second ? "x 0" : "x 1";
+    const TestCall call = PackedCall(cell, second, second, "float16", "float32", 1 << 20);
+    packed.calls.push_back(
+        {name, call, optional, {"out float16"}, {"values 1", x}, {}, of_product});
+    unpacked.calls.push_back({name, UnpackCall(cell), {}, {}, {"values 1", "out 0"}, {}, of_form});
   }
+  Sound quantized{"8 bits", QuantizedCall(), optional, {"out float32"}, {"values 1", "x 0"}};
+  packed.calls.push_back(quantized);
   const Bounds columns = {{"columns", -1}, {"columns", kHuge}};
   Target check{
       CheckTopologyEntry(),

@@ -12,7 +12,9 @@ from jaxsparse.csr import CSR
 from jaxsparse.nn.linear import SparseLinear, check_call
 from jaxsparse.nn.variables import own_topology, topology_of
 from jaxsparse.ops.linear import linear
-from jaxsparse.packed import Packed, check_shapes
+from jaxsparse.ops.packed_places import SIXTEEN_BITS
+from jaxsparse.packed import Packed
+from jaxsparse.packed_form import check_shapes
 
 
 class PackedArray(nnx.Variable[jax.Array]):
@@ -35,14 +37,20 @@ class PackedLinear(nnx.Module):
     ``sources`` and ``topology`` come along, for gradients; they take several times the bytes of
     the values. For training with many rows of inputs `SparseLinear` is faster.
 
+    Weights of 8 bits have ``scales``, a `PackedArray`, too; they are multiplied by inputs of 16
+    bits, and are never parameters.
+
     Args:
         weight: the matrix.
         bias: ``(out_features,)`` or None.
         activation: None, "relu" or "gelu" (the tanh form), fused with the product.
         preferred_element_type: of the result; by default that of the inputs.
+        dtype: what inputs are rounded to, bfloat16 or float16; by default the weights' dtype,
+            bfloat16 if those have 8 bits.
 
     Raises:
         TypeError: if ``weight`` is no Packed.
+        ValueError: if ``dtype`` is not one that is multiplied by the weights.
 
     >>> layer = SparseLinear(64, 32, sparsity=0.75, rngs=nnx.Rngs(0))
     >>> packed = PackedLinear.from_sparse(layer, dtype=jnp.bfloat16)
@@ -57,9 +65,18 @@ class PackedLinear(nnx.Module):
         bias: jax.Array | None = None,
         activation: str | None = None,
         preferred_element_type: Any = None,
+        dtype: Any = None,
     ):
         if not isinstance(weight, Packed):
             raise TypeError(f"PackedLinear: weight must be Packed, got {type(weight).__name__}")
+        fitting = SIXTEEN_BITS if weight.quantized else (weight.dtype,)
+        dtype = fitting[0] if dtype is None else jnp.dtype(dtype)
+        if dtype not in fitting:
+            raise ValueError(
+                f"PackedLinear: dtype must be {' or '.join(map(str, fitting))} for weights in "
+                f"{weight.dtype}, got {dtype}"
+            )
+        self.dtype = dtype
         self.out_features, self.in_features = weight.shape
         self.cell, self.parts = weight.cell, weight.parts
         self.values: nnx.Variable[jax.Array] = PackedArray(weight.values)
@@ -67,9 +84,13 @@ class PackedLinear(nnx.Module):
         self.starts = PackedArray(weight.starts)
         self.panels = PackedArray(weight.panels)
         self.rows = PackedArray(weight.rows)
+        self.scales = nnx.data(None)
+        if weight.scales is not None:
+            self.scales = PackedArray(weight.scales)
         self.sources, self.topology = nnx.data(None), nnx.data(None)
         if weight.sources is not None and weight.topology is not None:
-            self.values = nnx.Param(weight.values)
+            if not weight.quantized:
+                self.values = nnx.Param(weight.values)
             self.sources = PackedArray(weight.sources)
             self.topology = own_topology(weight.topology)
         self.bias = nnx.data(None)
@@ -87,7 +108,9 @@ class PackedLinear(nnx.Module):
         Args:
             layer: its pattern must be known. Results have its ``preferred_element_type``, or else
                 its ``dtype``, if it has one of these.
-            dtype: of the weights, bfloat16 or float16: by default that in which the layer computes.
+            dtype: of the weights, bfloat16, float16, int8 or float8_e4m3fn, as in `CSR.pack`: by
+                default that in which the layer computes. Those of 8 bits are multiplied by inputs
+                in the layer's ``dtype`` if that has 16 bits, else in bfloat16.
             trainable: whether the weights have gradients, and are parameters.
 
         Raises:
@@ -98,11 +121,14 @@ class PackedLinear(nnx.Module):
         check_call("PackedLinear.from_sparse: layer must be a SparseLinear", layer, SparseLinear)
         a: CSR = layer.weight
         wanted = layer.preferred_element_type
+        weight = a.pack(layer.dtype if dtype is None else dtype, trainable=trainable)
+        own = None if layer.dtype is None else jnp.dtype(layer.dtype)
         return cls(
-            a.pack(layer.dtype if dtype is None else dtype, trainable=trainable),
+            weight,
             bias=None if layer.bias is None else jnp.copy(layer.bias[...]),
             activation=layer.activation,
             preferred_element_type=layer.dtype if wanted is None else wanted,
+            dtype=own if weight.quantized and own in SIXTEEN_BITS else None,
         )
 
     @property
@@ -118,7 +144,8 @@ class PackedLinear(nnx.Module):
         entries: tuple[Any, Any] = (None, None)
         if self.sources is not None and self.topology is not None:
             entries = self.sources[...], topology_of(self.topology, shape)
-        weight = Packed(*leaves, *entries, shape=shape, cell=self.cell, parts=self.parts)
+        leaves += [*entries, *([] if self.scales is None else [self.scales[...]])]
+        weight = Packed(*leaves, shape=shape, cell=self.cell, parts=self.parts)
         check_shapes("PackedLinear", weight)  # a state may be that of another layer
         return weight
 
@@ -126,7 +153,7 @@ class PackedLinear(nnx.Module):
         """Maps ``(..., in_features)`` to ``(..., out_features)``.
 
         Args:
-            inputs: of any number of leading dimensions; they are rounded to the weights' dtype.
+            inputs: of any number of leading dimensions; they are rounded to ``dtype``.
             out_sharding: of the result, a NamedSharding or PartitionSpec of explicit axes.
 
         Raises:
@@ -135,10 +162,10 @@ class PackedLinear(nnx.Module):
         weight, wanted = self.weight, self.preferred_element_type
         wanted = inputs.dtype if wanted is None else jax.dtypes.canonicalize_dtype(wanted)
         outputs = linear(
-            inputs.astype(weight.dtype),
+            inputs.astype(self.dtype),
             weight,
             bias=None if self.bias is None else self.bias[...],
             activation=self.activation,
-            preferred_element_type=None if wanted == weight.dtype else jnp.float32,
+            preferred_element_type=None if wanted == self.dtype else jnp.float32,
         ).astype(wanted)
         return outputs if out_sharding is None else jax.sharding.reshard(outputs, out_sharding)

@@ -8,6 +8,7 @@ import jax
 
 from jaxsparse import backend
 from jaxsparse.ops import arguments
+from jaxsparse.ops.packed_places import SIXTEEN_BITS
 from jaxsparse.ops.packed_product import packed_epilogue_p, packed_product_p
 from jaxsparse.ops.plain_products import check_activation
 from jaxsparse.primitive import bind
@@ -40,7 +41,12 @@ def multiply_packed(
             f"{operation}: x of shape {x.shape} must have {k} {side} for a packed matrix of shape "
             f"{a.shape}"
         )
-    if x.dtype != a.dtype:
+    if a.quantized and x.dtype not in SIXTEEN_BITS:
+        raise TypeError(
+            f"{operation}: x must be bfloat16 or float16 for a packed matrix of {a.dtype}, got "
+            f"{x.dtype}: cast it"
+        )
+    if not a.quantized and x.dtype != a.dtype:
         raise TypeError(
             f"{operation}: x must be {a.dtype}, as the packed matrix is, got {x.dtype}: cast it, "
             "or pack the matrix in its dtype"
@@ -54,17 +60,20 @@ def multiply_packed(
             raise ValueError(
                 f"{operation}: bias must have shape ({m},), one for each row, got {bias.shape}"
             )
-        rest.append(bias.astype(a.dtype))
-    if a.sources is not None and a.topology is not None:
-        entries = [a.sources, *a.topology.operands()]
+        rest.append(bias.astype(x.dtype))
+    if a.scales is not None:
+        besides = [a.scales]
+    elif a.sources is not None and a.topology is not None:
+        besides = [a.sources, *a.topology.operands()]
     else:
-        entries = []
+        besides = []
     params: dict[str, Any] = {
-        "trainable": bool(entries),
+        "trainable": bool(besides) and not a.quantized,
+        "quantized": a.quantized,
         "cell": a.cell,
         "parts": a.parts,
         "x_on_left": x_on_left,
-        "out_dtype": arguments.result_dtype(operation, a.dtype, preferred_element_type),
+        "out_dtype": arguments.result_dtype(operation, x.dtype, preferred_element_type),
         "implementation": implementation,
         "variant": variant,
     }
@@ -74,7 +83,7 @@ def multiply_packed(
         params |= {"has_bias": bias is not None, "activation": activation}
 
     def product(x: jax.Array) -> jax.Array:
-        result: jax.Array = bind(primitive, *matrix, x, *rest, *entries, **params)[0]
+        result: jax.Array = bind(primitive, *matrix, x, *rest, *besides, **params)[0]
         return result
 
     for _ in range(x.ndim - 2):

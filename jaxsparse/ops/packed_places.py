@@ -17,6 +17,7 @@ from jaxsparse.pattern import is_concrete
 STRIP_ROWS = 16
 PANEL_COLUMNS = 128
 LANES = 32
+SIXTEEN_BITS = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
 DRIFT = 16  # words that a stream may be behind the longest one when a panel ends
 _GROUPS = PANEL_COLUMNS // 8  # of a panel
 
@@ -26,11 +27,14 @@ def masks_of_panel(cell: int) -> int:
     return 2 // cell
 
 
-def _bits(masks: jax.Array, cell: int) -> jax.Array:
-    """Whether words are stored, as bool (pieces, panels, lanes, groups, pairs, streams)."""
+def _bits(masks: jax.Array, cell: int, numbers: int) -> jax.Array:
+    """Whether words are stored, as bool (pieces, panels, lanes, groups, pairs, streams).
+
+    Of four numbers of a word each is of one stream, and all pairs of one have streams of their own.
+    """
     pieces, steps, lanes = masks.shape
     group = jnp.arange(8 * cell)[:, None, None]  # of a step
-    pair, stream = jnp.arange(2)[:, None], jnp.arange(2 // cell)
+    pair, stream = jnp.arange(4 // numbers)[:, None], jnp.arange(numbers // cell)
     if cell == 1:
         bit = 8 * (2 * pair + stream) + group
     else:
@@ -67,10 +71,10 @@ def _words(bits: jax.Array) -> _Words:
     return _Words(begins[:, :, :, None] + words - stored, stored, begins + counts, begins)
 
 
-@functools.partial(jax.jit, static_argnames="cell")
-def panels_of(masks: jax.Array, *, cell: int) -> tuple[jax.Array, jax.Array]:
+@functools.partial(jax.jit, static_argnames=("cell", "numbers"))
+def panels_of(masks: jax.Array, *, cell: int, numbers: int) -> tuple[jax.Array, jax.Array]:
     """What ``panels`` of `jaxsparse.Packed` are for these masks, and the words of each piece."""
-    bits = _bits(masks, cell)
+    bits = _bits(masks, cell, numbers)
     pieces, panels = bits.shape[:2]
     if not bits.size:
         return jnp.zeros((pieces, panels, 2), jnp.int32), jnp.zeros(pieces, jnp.int32)
@@ -79,28 +83,31 @@ def panels_of(masks: jax.Array, *, cell: int) -> tuple[jax.Array, jax.Array]:
     return jnp.stack([jnp.min(words.begins, (2, 3)), needed], -1), needed[:, -1]
 
 
-def slots(masks: jax.Array, starts: jax.Array, *, cell: int, parts: int) -> jax.Array:
+def slots(
+    masks: jax.Array, starts: jax.Array, *, cell: int, parts: int, numbers: int = 2
+) -> jax.Array:
     """Which of the numbers stands in each place, -1 where none is stored.
 
     Args:
         masks, starts: as in `jaxsparse.Packed`.
         cell: numbers of a word that are stored together, 1 or 2.
         parts: into how many the columns are cut.
+        numbers: of a word, 2 of 16 bits or 4 of 8.
 
     Returns:
         int32 (strips * 16, parts * panels * 128): rows in the order of the strips.
     """
-    bits = _bits(masks, cell)
-    pieces, panels, lanes, groups, pairs, _ = bits.shape
+    bits = _bits(masks, cell, numbers)
+    pieces, panels, lanes, groups, *_ = bits.shape
     size = pieces // parts * STRIP_ROWS, parts * panels * PANEL_COLUMNS
     if not bits.size:
         return jnp.full(size, -1, jnp.int32)
     words = _words(bits)
-    number = 2 * jnp.arange(lanes)[:, None, None] + jnp.arange(2)  # of a row of words
-    at = (words.at + starts[:-1, None, None, None, None]) * (2 * lanes) + number
+    number = numbers * jnp.arange(lanes)[:, None, None] + jnp.arange(numbers)  # of a row of words
+    at = (words.at + starts[:-1, None, None, None, None]) * (numbers * lanes) + number
     at = jnp.where(jnp.broadcast_to(words.stored, at.shape) != 0, at, -1)
     # A lane is a row of a strip and a pair of columns of each group.
-    at = at.reshape(pieces // parts, parts, panels, 8, 4, groups, pairs, 2)
+    at = at.reshape(pieces // parts, parts, panels, 8, 4, groups, 2, 2)
     rows_in_front = at.transpose(0, 6, 3, 1, 2, 5, 4, 7)
     return rows_in_front.reshape(size)
 
@@ -120,7 +127,8 @@ def unpacked(
 
     Of a cell of 2 one place may not be. Masks don't tell, but its number is 0: so is every 0.
     """
-    at = slots(masks, starts, cell=cell, parts=parts)[: rows.shape[0], :columns]
+    of_word = numbers.shape[-1] // LANES
+    at = slots(masks, starts, cell=cell, parts=parts, numbers=of_word)[: rows.shape[0], :columns]
     stored = at >= 0
     if not numbers.size:
         matrix = jnp.zeros(stored.shape, numbers.dtype)

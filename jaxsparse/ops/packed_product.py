@@ -6,11 +6,15 @@
 
 The transposes in the numbers take these from an outer product: of a trainable matrix only what its
 pattern has (`sddmm`), by the entry of each number. So derivatives of every order come from the two.
+
+Numbers of 8 bits, ``quantized``, are multiplied as they are: sums of rows are scaled, in float32.
+They have no derivatives.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,7 +27,14 @@ from jaxsparse.device import AnyDevice
 from jaxsparse.ops.arguments import PATTERN
 from jaxsparse.ops.bilinear import sddmm_p
 from jaxsparse.ops.packed_places import gathered_in, slots, taken, unpacked
-from jaxsparse.ops.packed_unpack import MATRIX, ONLY_ON_GPUS, packed_unpack_p, written_out
+from jaxsparse.ops.packed_unpack import (
+    MATRIX,
+    ONLY_ON_GPUS,
+    matrix_of,
+    packed_unpack_p,
+    refuse_derivatives,
+    written_out,
+)
 from jaxsparse.ops.plain_products import ACTIVATIONS
 from jaxsparse.precision import common_dtype, unrounded
 from jaxsparse.primitive import (
@@ -39,6 +50,7 @@ from jaxsparse.primitive import (
     make_primitive,
     undefined,
 )
+from jaxsparse.quantization import dequantized
 
 _MOST_COLUMNS = 128  # up to which kernels are faster than to write the matrix out and multiply it
 _VECTOR = 8  # numbers of x that a kernel copies at once
@@ -49,7 +61,10 @@ _VALUES, _X, _BIAS = 0, len(MATRIX), len(MATRIX) + 1
 _ENTRIES = (("sources", "w 64"), *PATTERN)
 
 
-def _entries(params: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+def _besides(params: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    """The last operands, of matrices that have more than `MATRIX`."""
+    if params["quantized"]:
+        return (("scales", "m"),)
     return _ENTRIES if params["trainable"] else ()
 
 
@@ -57,7 +72,8 @@ def _signature(params: dict[str, Any]) -> Signature:
     left = params["x_on_left"]
     x, out = ("n k", "n m") if left else ("k n", "m n")
     bias = (("bias", "m"),) if params.get("has_bias") else ()
-    return Signature((*MATRIX, ("x", x), *bias, *_entries(params)), (("out", out),))
+    operands = (*matrix_of(params["quantized"]), ("x", x), *bias, *_besides(params))
+    return Signature(operands, (("out", out),))
 
 
 def _product(matrix: jax.Array, stored: jax.Array, x: jax.Array) -> jax.Array:
@@ -97,6 +113,7 @@ def _plain(
     parts: int,
     x_on_left: bool,
     trainable: bool,
+    quantized: bool,
     **epilogue: Any,
 ) -> list[jax.Array]:
     """Through the matrix written out in float32, with the params of the primitives."""
@@ -104,6 +121,7 @@ def _plain(
     form = {"columns": x.shape[0], "cell": cell, "parts": parts}
     matrix, stored = unpacked(values.astype(jnp.float32), masks, starts, rows, **form)
     z = _product(matrix, stored, x)
+    z = z * rest[-1][:, None] if quantized else z
     return [_finished(z.T if x_on_left else z, rest, x_on_left, **epilogue)]
 
 
@@ -128,14 +146,16 @@ def _dense_on_gpu(*operands: jax.Array, **params: Any) -> list[jax.Array]:
     """By XLA's dot where x is finite, else by the kernel: 0 * NaN would spread."""
     matrix, x, rest = operands[:_X], operands[_X], operands[_BIAS:]
     left = params["x_on_left"]
-    form = {name: params[name] for name in ("cell", "parts")}
+    form = {name: params[name] for name in ("cell", "parts", "quantized")}
     by_name = {"implementation": "cuda", "variant": None}
 
     def by_dot() -> list[jax.Array]:
         k = x.shape[1 if left else 0]
-        (a,) = bind_local(packed_unpack_p, *matrix, columns=k, **form, **by_name)
+        (a,) = bind_local(packed_unpack_p, *matrix, columns=k, dtype=x.dtype, **form, **by_name)
         factors = (x, a.T) if left else (a, x)
         z = jnp.dot(*factors, preferred_element_type=jnp.float32)
+        if params["quantized"]:
+            z = z * (rest[-1] if left else rest[-1][:, None])
         others = (*form, "x_on_left", "trainable")
         epilogue = {name: params[name] for name in params if name not in others}
         return [_finished(z, rest, left, **epilogue)]
@@ -163,9 +183,11 @@ def _ffi(
         )
     # A kernel copies whole vectors of x: where a row has no multiple of 8 numbers, its columns do.
     swap = not params["x_on_left"] and n % _VECTOR != 0
-    bias = ("bias",) if params.get("has_bias") else ()
+    more = [
+        name for name, has in (("scales", "quantized"), ("bias", "has_bias")) if params.get(has)
+    ]
     return FfiCall(
-        ("values", "x", "masks", "starts", "panels", "rows", *bias),
+        ("values", "x", "masks", "starts", "panels", "rows", *more),
         {
             "cell": params["cell"],
             "parts": params["parts"],
@@ -179,11 +201,12 @@ def _ffi(
 
 def _stored(params: dict[str, Any], operands: dict[str, Any]) -> tuple[str, tuple[int, int]]:
     shape = operands["rows"].shape[0], operands["x"].shape[-1 if params["x_on_left"] else -2]
-    words = operands["values"].shape[0] * 2 * 32
-    return f"packed matrix {shape} of {words} numbers, {params['parts']} parts", shape
+    numbers = f"{math.prod(operands['values'].shape)} numbers"
+    numbers += f" in {operands['values'].dtype}" * params["quantized"]
+    return f"packed matrix {shape} of {numbers}, {params['parts']} parts", shape
 
 
-_LINEAR = ("cell", "parts", "x_on_left", "out_dtype", "trainable")
+_LINEAR = ("cell", "parts", "x_on_left", "out_dtype", "trainable", "quantized")
 _PLAIN = "the matrix written out by XLA, and its dot"
 
 
@@ -215,7 +238,8 @@ packed_epilogue_p = _made("packed_epilogue", "has_bias", "activation")
 def _transposed_signature(params: dict[str, Any]) -> Signature:
     k, left = params["columns"], params["x_on_left"]
     x, out = ("n m", f"n {k}") if left else ("m n", f"{k} n")
-    return Signature((*MATRIX, ("x", x), *_entries(params)), (("out", out),))
+    operands = (*matrix_of(params["quantized"]), ("x", x), *_besides(params))
+    return Signature(operands, (("out", out),))
 
 
 def _transposed(
@@ -226,6 +250,7 @@ def _transposed(
     x_on_left: bool,
     out_dtype: Any,
     trainable: bool,
+    quantized: bool,
     by_kernel: bool = False,
 ) -> list[jax.Array]:
     """By the matrix written out. As in cells of 2, a stored 0 counts as none."""
@@ -234,11 +259,17 @@ def _transposed(
     form = {"columns": columns, "cell": cell, "parts": parts}
     if by_kernel:
         by_name = {"implementation": None, "variant": None}
-        (a,) = bind_local(packed_unpack_p, *matrix, **form, **by_name)
-        a = a.astype(common_dtype(a.dtype, x.dtype)).T
+        dtype = jnp.dtype(jnp.bfloat16) if quantized else matrix[_VALUES].dtype
+        options = {"quantized": quantized, "dtype": dtype}
+        (a,) = bind_local(packed_unpack_p, *matrix, **form, **options, **by_name)
     else:
         values, masks, starts, _, rows = matrix
-        a = unpacked(values.astype(jnp.float32), masks, starts, rows, **form)[0].T
+        a = unpacked(values.astype(jnp.float32), masks, starts, rows, **form)[0]
+    if quantized:
+        a = dequantized(a, operands[-1])
+        # Tensor cores multiply 16 bits, in which numbers times scales fit better than x does.
+        a = a.astype(x.dtype) if by_kernel and x.dtype.itemsize == 2 else a
+    a = (a.astype(common_dtype(a.dtype, x.dtype)) if by_kernel else a).T
     y = _product(a, a != 0, x).astype(out_dtype)
     return [y.T if x_on_left else y]
 
@@ -349,24 +380,29 @@ def _transpose(
         return _of_numbers(y, of_x, operands, left, **form)
     dtype = common_dtype(ct.dtype, x.aval.dtype)
     options: dict[str, Any] = {"implementation": params["implementation"], "variant": None}
-    options["trainable"] = params["trainable"]
+    options |= {name: params[name] for name in ("trainable", "quantized")}
     if columns is None:
         options["columns"] = x.aval.shape[1 if left else 0]
-    elif ct.dtype != matrix[_VALUES].dtype:
+    elif ct.dtype.itemsize != 2 or not (params["quantized"] or ct.dtype == matrix[_VALUES].dtype):
         # What has more than 16 bits is no operand of a kernel.
-        k = columns
-        a = written_out(matrix, columns=k, **form).astype(dtype)
+        scales = operands[-1:] if params["quantized"] else ()
+        a = written_out(matrix, *scales, columns=columns, **form).astype(dtype)
         y = _product(a, a != 0, ct.T if left else ct)
         return _X, y.T if left else y
     out = bind(of, *matrix, ct, *entries, x_on_left=left, out_dtype=dtype, **form, **options)[0]
     return _X, out
 
 
+def _factors(params: dict[str, Any]) -> tuple[int, ...]:
+    return (_X,) if params["quantized"] else (_VALUES, _X)
+
+
 for _primitive, _other in (
     (packed_product_p, packed_transposed_p),
     (packed_transposed_p, packed_product_p),
 ):
-    define_multilinear_jvp(_primitive, lambda **params: (_VALUES, _X))
+    define_multilinear_jvp(_primitive, lambda **params: _factors(params))
+    refuse_derivatives(_primitive)
     define_transpose(_primitive, functools.partial(_transpose, of=_other))
 
 
@@ -387,7 +423,7 @@ def _by_parts(
 
 
 def _epilogue_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
-    varying = [_VALUES, _X, *([_BIAS] if params["has_bias"] else [])]
+    varying = [*_factors(params), *([_BIAS] if params["has_bias"] else [])]
     varying = [i for i in varying if type(tangents[i]) is not ad.Zero]
 
     def of_varying(*varied: jax.Array) -> jax.Array:
@@ -402,3 +438,4 @@ def _epilogue_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
 
 
 ad.primitive_jvps[packed_epilogue_p] = _epilogue_jvp
+refuse_derivatives(packed_epilogue_p)

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.core import ShapedArray
-from jax.interpreters import batching
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching
 
 from jaxsparse.device import AnyDevice
 from jaxsparse.ops.packed_places import gathered_in, slots, unpacked
@@ -21,23 +23,30 @@ from jaxsparse.primitive import (
     define_transpose,
     make_primitive,
 )
+from jaxsparse.quantization import dequantized
 
-MATRIX = (
-    ("values", "w 64"),
-    ("masks", "p s 32"),
-    ("starts", "p+1"),
-    ("panels", "p t 2"),
-    ("rows", "m"),
-)
-"""Operands of a packed matrix, as `jaxsparse.Packed` has them."""
+_PLACES = (("masks", "p s 32"), ("starts", "p+1"), ("panels", "p t 2"), ("rows", "m"))
+
+
+def matrix_of(quantized: bool) -> tuple[tuple[str, str], ...]:
+    """Operands of a packed matrix, as `jaxsparse.Packed` has them, but for scales."""
+    return (("values", "w 128" if quantized else "w 64"), *_PLACES)
+
+
+MATRIX = tuple(name for name, _ in matrix_of(False))
 
 ONLY_ON_GPUS = Fallback("only GPUs have a kernel that writes packed matrices out")
 
 _FORM = ("columns", "cell", "parts")
 
+NO_DERIVATIVES = (
+    "packed_product: numbers of 8 bits and their scales have no derivatives, only x has: train in "
+    "16 bits or more, and pack what comes of it"
+)
+
 
 def _signature(params: dict[str, Any]) -> Signature:
-    return Signature(MATRIX, (("matrix", f"m {params['columns']}"),))
+    return Signature(matrix_of(params["quantized"]), (("matrix", f"m {params['columns']}"),))
 
 
 def _plain(
@@ -46,9 +55,13 @@ def _plain(
     starts: jax.Array,
     panels: jax.Array,
     rows: jax.Array,
+    *,
+    quantized: bool,
+    dtype: Any,
     **form: Any,
 ) -> list[jax.Array]:
-    matrix: jax.Array = unpacked(values, masks, starts, rows, **form)[0]
+    numbers = values.astype(dtype) if quantized else values
+    matrix: jax.Array = unpacked(numbers, masks, starts, rows, **form)[0]
     return [matrix]
 
 
@@ -56,7 +69,7 @@ def _ffi(
     params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice
 ) -> FfiCall | Fallback:
     attributes = {name: params[name] for name in ("cell", "parts")}
-    return FfiCall(tuple(name for name, _ in MATRIX), attributes)
+    return FfiCall(MATRIX, attributes)
 
 
 def _stored(params: dict[str, Any], operands: dict[str, Any]) -> tuple[str, tuple[int, int]]:
@@ -68,9 +81,9 @@ packed_unpack_p = make_primitive(
     Operation(
         name="packed_unpack",
         target="packed_unpack",
-        params=_FORM,
+        params=(*_FORM, "quantized", "dtype"),
         signature=_signature,
-        result_dtypes=lambda avals, params: [avals[0].dtype],
+        result_dtypes=lambda avals, params: [params["dtype"]],
         shardable=(),
         xla=_plain,
         ffi=_ffi,
@@ -82,7 +95,7 @@ packed_unpack_p = make_primitive(
 
 def _batch(operands: Any, dims: Any, **params: Any) -> Any:
     """Several are written out in jnp: a vmap over numbers is one of derivatives."""
-    form = {name: params[name] for name in _FORM}
+    form = {name: params[name] for name in (*_FORM, "quantized", "dtype")}
 
     def one(*matrix: jax.Array) -> jax.Array:
         return _plain(*matrix, **form)[0]
@@ -98,13 +111,35 @@ def _transpose(
     return 0, gathered_in(ct, at, rows, values.aval.shape[0])
 
 
+def refuse_derivatives(primitive: Primitive) -> None:
+    """Has the JVP raise a TypeError for tangents of numbers of 8 bits, or of their scales."""
+    jvp = ad.primitive_jvps[primitive]
+
+    def checked(primals: Any, tangents: Any, **params: Any) -> Any:
+        varying = (
+            type(tangent) is not ad.Zero and jax.typeof(tangent).dtype != jax.dtypes.float0
+            for tangent in (tangents[0], tangents[-1])
+        )
+        if params["quantized"] and any(varying):
+            raise TypeError(NO_DERIVATIVES)
+        return jvp(primals, tangents, **params)
+
+    ad.primitive_jvps[primitive] = checked
+
+
 batching.primitive_batchers[packed_unpack_p] = _batch
-define_multilinear_jvp(packed_unpack_p, lambda **params: (0,))
+define_multilinear_jvp(packed_unpack_p, lambda *, quantized, **_: () if quantized else (0,))
+refuse_derivatives(packed_unpack_p)
 define_transpose(packed_unpack_p, _transpose)
 
 
-def written_out(matrix: Sequence[jax.Array], **form: Any) -> jax.Array:
-    """The dense matrix (m, columns) of a packed one's arrays, with ``columns, cell, parts``."""
-    options = {"implementation": None, "variant": None}
-    dense: jax.Array = bind(packed_unpack_p, *matrix, **form, **options)[0]
-    return dense
+def written_out(matrix: Sequence[jax.Array], *scales: jax.Array, **form: Any) -> jax.Array:
+    """The dense matrix (m, columns) of a packed one's arrays, with ``columns, cell, parts``.
+
+    With scales of rows, of numbers of 8 bits, it is in float32.
+    """
+    options = {"implementation": None, "variant": None, "quantized": bool(scales)}
+    # Numbers of 8 bits are exact in bfloat16.
+    dtype = jnp.dtype(jnp.bfloat16) if scales else matrix[0].dtype
+    dense: jax.Array = bind(packed_unpack_p, *matrix, **form, **options, dtype=dtype)[0]
+    return dequantized(dense, *scales) if scales else dense

@@ -23,6 +23,7 @@ def judge(
     faster_only: bool,
     seconds: float,
     packed: bool,
+    dtype: Any,
 ) -> tuple[LayerReport, nnx.Module | None]:
     """What is to be said of a layer, and its twin if it becomes sparse or packed."""
     matrices = [] if obstacle else kind.weights(layer)
@@ -44,7 +45,10 @@ def judge(
     before = after = after_packing = note = None
     packed_layer = not_packed = None
     if packed and sparse is not None:
-        made = "it can't be timed" if batched else kind.to_packed(sparse, *_dtypes_of(calls))
+        asked = {} if dtype is None else {"dtype": dtype}
+        made: Any = "it can't be timed"
+        if not batched:
+            made = kind.to_packed(sparse, *_dtypes_of(calls), **asked)
         packed_layer, not_packed = (None, made) if isinstance(made, str) else (made, None)
     if batched:
         # The shapes are those of one example, not of the batch that will run.

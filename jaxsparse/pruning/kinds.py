@@ -40,7 +40,7 @@ class Kind:
             returns a remark for the table, or None. None if there is nothing to do.
         to_packed: (sparse layer, dtypes of its inputs) -> one whose weights are packed for few
             columns, or why they can't be, because they would be rounded more than the layer does
-            for instance.
+            for instance. With ``dtype=``, if weights of one are asked for.
         packed: the type of such a layer, which ``to_dense`` takes too; None if it is that of
             ``sparse``, or there is none.
         has: layer, dense or sparse -> whether it is of this kind; others of its type are as layers
@@ -53,7 +53,7 @@ class Kind:
     to_sparse: Callable[[Any], nnx.Module]
     to_dense: Callable[[Any], nnx.Module]
     prepare: Callable[..., str | None] | None = None
-    to_packed: Callable[..., nnx.Module | str] = lambda *_: "its type has no packed form"
+    to_packed: Callable[..., nnx.Module | str] = lambda *_, **__: "its type has no packed form"
     packed: type[nnx.Module] | None = None
     has: Callable[[Any], bool] = lambda layer: True
 

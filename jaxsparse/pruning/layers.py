@@ -119,27 +119,35 @@ def obstacle_of_linear_general(layer: nnx.LinearGeneral) -> str | None:
     return obstacle_of_options(layer)
 
 
-def packed_linear(layer: SparseLinear | PackedLinear, *inputs: Any) -> PackedLinear | str:
+def packed_linear(
+    layer: SparseLinear | PackedLinear, *inputs: Any, dtype: Any = None
+) -> PackedLinear | str:
     """The layer with packed weights, or why it has none: nothing must be rounded by that.
 
     Args:
         layer: the layer.
         inputs: dtypes of what it is called with.
+        dtype: of the weights, if that is asked for: only to 8 bits are they rounded.
     """
     if isinstance(layer, PackedLinear):
         return layer
-    dtype = layer.dtype
-    if dtype is None:
-        dtype = jnp.result_type(layer.values[...].dtype, *inputs)
-    dtype = jnp.dtype(dtype)
-    if dtype.itemsize != 2:
-        return f"it computes in {dtype}, and packed weights have 16 bits"
+    own = layer.dtype
+    if own is None:
+        own = jnp.result_type(layer.values[...].dtype, *inputs)
+    own = jnp.dtype(own)
+    if own.itemsize != 2:
+        return f"it computes in {own}, and packed weights have 16 bits"
+    dtype = own if dtype is None else jnp.dtype(dtype)
+    if dtype.itemsize == 2 and dtype != own:
+        return f"it computes in {own}, not in {dtype}"
     return PackedLinear.from_sparse(layer, dtype=dtype)
 
 
-def packed_linear_general(layer: SparseLinearGeneral, *inputs: Any) -> SparseLinearGeneral | str:
+def packed_linear_general(
+    layer: SparseLinearGeneral, *inputs: Any, dtype: Any = None
+) -> SparseLinearGeneral | str:
     """The same of a linear layer of several dimensions."""
-    linear = packed_linear(layer.linear, *inputs)
+    linear = packed_linear(layer.linear, *inputs, dtype=dtype)
     if isinstance(linear, str):
         return linear
     return SparseLinearGeneral(linear, layer.in_features, layer.out_features, axis=layer.axis)
@@ -156,14 +164,14 @@ def dense_linear(layer: SparseLinear | PackedLinear) -> nnx.Linear:
     check_call(expected, layer, SparseLinear, PackedLinear)
     _check_activation("nnx.Linear", layer)
     bias: Any = None if layer.bias is None else jnp.copy(layer.bias[...])
-    dtype = layer.weight.dtype
+    matrix = layer.weight.todense()
     options = (
         {name: getattr(layer, name) for name in LINEAR_OPTIONS}
         if isinstance(layer, SparseLinear)
         else {
             "use_bias": bias is not None,
-            "dtype": dtype,
-            "param_dtype": dtype,
+            "dtype": layer.dtype,
+            "param_dtype": matrix.dtype,
             "preferred_element_type": layer.preferred_element_type,
         }
     )
@@ -171,7 +179,7 @@ def dense_linear(layer: SparseLinear | PackedLinear) -> nnx.Linear:
         layer.in_features,
         layer.out_features,
         **options,
-        kernel_init=lambda *_: layer.weight.todense().T,
+        kernel_init=lambda *_: matrix.T,
         bias_init=lambda *_: bias,
         rngs=nnx.Rngs(0),
     )

@@ -82,6 +82,9 @@ def make_masks(
             - ``"refilled"``: the n highest scores, then rows that have fewer than the longest row
               get their next highest scores until all are as long: more weights than n, for a kernel
               that pads rows to the longest anyway.
+            - ``"pairs"``: both columns 2 k and 2 k + 1 of a row or none: of P pairs the
+              round(n P / N), halves up, with the highest means of two scores. `CSR.pack` stores
+              pairs without zeros between. The last of an odd number of columns is a pair.
         key: random key for scores that need one; by default ``jax.random.key(0)``.
 
     Returns:

@@ -257,7 +257,10 @@ def _read(
 
 def _described(layer: Any) -> dict[str, Any]:
     """What is saved of a sparse layer beside its arrays."""
-    described = {"type": type(layer).__name__, "activation": _linear_of(layer).activation}
+    linear = _linear_of(layer)
+    described = {"type": type(layer).__name__, "activation": linear.activation}
+    if isinstance(linear, PackedLinear) and linear.scales is not None:
+        described["dtype"] = str(linear.dtype)  # which values of 8 bits don't tell
     if isinstance(layer, SparseConv1x1):
         described["channel_axis"] = layer.channel_axis
     return described
@@ -343,7 +346,7 @@ def _sparse_linear_general(
 def _packed_linear(
     layer: Any, name: str, saved: Mapping[str, Any], arrays: Mapping[str, Any]
 ) -> PackedLinear:
-    keys = (*Packed.ARRAYS, "bias", "sources", "topology")
+    keys = (*Packed.ARRAYS, "scales", "bias", "sources", "topology")
     at = {key: f"{name}/{key}".lstrip("/") for key in keys}
     found = {key: arrays.get(place) for key, place in at.items()}
     if found["topology"] is not None:
@@ -360,6 +363,7 @@ def _packed_linear(
         bias=found["bias"],
         activation=saved["activation"],
         preferred_element_type=wanted,
+        dtype=saved.get("dtype"),
     )
 
 

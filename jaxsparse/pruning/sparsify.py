@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import linen, nnx
 
 from jaxsparse.nn import SparseLinear
+from jaxsparse.packed_form import DTYPES
 from jaxsparse.pruning.judge import judge
 from jaxsparse.pruning.kinds import KINDS, Kind
 from jaxsparse.pruning.measure import check_runs, paths_of, record_calls
@@ -34,6 +35,7 @@ def sparsify(
     faster_only: bool = True,
     seconds: float = 0.1,
     packed: bool = False,
+    dtype: Any = None,
     kinds: Kinds | None = None,
 ) -> tuple[M, SparsityTable]:
     r"""Replaces pruned layers by sparse ones that store the weights that are not 0.
@@ -67,6 +69,9 @@ def sparsify(
             (`jaxsparse.nn.PackedLinear`), for inference with few rows of inputs. The fastest of
             dense, sparse and packed is kept for the shapes of ``example_inputs``; the table says
             why a layer is not packed. A CPU has no kernel for them, and times show it.
+        dtype: of packed weights, as in `jaxsparse.CSR.pack`: by default that in which a layer
+            computes. With int8 or float8_e4m3fn they are rounded to 8 bits, which changes results.
+            That saves memory, and is not expected to save time.
         kinds: the types that can be sparse, `KINDS` by default. A layer within such a layer is not
             looked at, nor are subclasses: their code may do something else. Recurrent layers come
             back laid out for the batch size of ``example_inputs``, see `jaxsparse.nn.pack`.
@@ -79,7 +84,8 @@ def sparsify(
         TypeError: if ``model`` is no Flax NNX module, or a pattern means layers, but none of a type
             that can be sparse.
         ValueError: if a pattern means no layer, or the model does not run with its sparse layers,
-            because it uses the ``kernel`` of one itself for instance.
+            because it uses the ``kernel`` of one itself for instance; for a dtype that packed
+            weights can't have, or without ``packed``.
 
     >>> model = nnx.Linear(64, 32, rngs=nnx.Rngs(0))
     >>> model.kernel[...] = jnp.where(jnp.abs(model.kernel[...]) > 0.2, model.kernel[...], 0)
@@ -88,6 +94,13 @@ def sparsify(
     ('SparseLinear', 0.12)
     """
     _check_model("sparsify", model)
+    if dtype is not None:
+        dtype = jnp.dtype(dtype)
+        if not packed or dtype not in DTYPES:
+            raise ValueError(
+                f"sparsify: dtype is that of packed weights, {', '.join(map(str, DTYPES))}: got "
+                f"{dtype} with packed={packed}"
+            )
     kinds = KINDS if kinds is None else kinds
     inputs = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
 
@@ -132,6 +145,7 @@ def sparsify(
             faster_only,
             seconds,
             packed,
+            dtype,
         )
         if sparse is not None:
             replacements[name] = sparse

@@ -109,11 +109,28 @@ def refilled(scores: jax.Array, kept: jax.Array) -> jax.Array:
     return _highest(scores, longest)
 
 
+def pairs(scores: jax.Array, kept: jax.Array) -> jax.Array:
+    """Both columns 2 k and 2 k + 1 of a row or none: the pairs with the highest mean scores.
+
+    Of an odd number of columns the last one is a pair. The share of pairs is that of weights,
+    rounded, halves up.
+    """
+    columns = scores.shape[1]
+    rows, rest = jnp.divmod(kept, max(columns, 1))
+    count = rows * ((columns + 1) // 2) + (rest + 1) // 2
+    first, second = scores[:, ::2], scores[:, 1::2]
+    if columns % 2:
+        second = jnp.concatenate([second, first[:, -1:]], 1)
+    chosen = unstructured(0.5 * first + 0.5 * second, count)
+    return jnp.repeat(chosen, 2, axis=1)[:, :columns]
+
+
 STRUCTURES: Mapping[str, Structure] = MappingProxyType(
     {
         "unstructured": unstructured,
         "row_balanced": row_balanced,
         "refilled": refilled,
+        "pairs": pairs,
     }
 )
 

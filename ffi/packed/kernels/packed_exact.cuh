@@ -3,12 +3,13 @@
 #pragma once
 
 #include "cuda/device.cuh"
-#include "packed/kernels/lane_streams.cuh"
+#include "packed/kernels/lane_bytes.cuh"
 
 namespace jaxsparse {
 
-template <typename T, int kCell>
+template <typename T, PackedNumbers kNumbers, int kCell>
 class ExactPiece {
+  static constexpr int kStreams = NumbersOfWord(kNumbers);
   const PackedProblem& p_;
   const PackedPiece& piece_;
   int64_t first_row_;  // of x
@@ -22,11 +23,8 @@ class ExactPiece {
     return ToAccumulator(
         static_cast<const T*>(p_.x.data)[p_.x_on_left ? column * p_.k + row : row * p_.n + column]);
   }
-  __device__ float Number(uint32_t word, int e) const {
-    const auto* numbers = reinterpret_cast<const T*>(piece_.words);
-    return word < piece_.rows
-               ? ToAccumulator(numbers[(static_cast<int64_t>(word) * kWarp + lane_) * 2 + e])
-               : 0.0f;
+  __device__ float Number(uint32_t word, int stream) const {
+    return word < piece_.rows ? PackedNumberAt<T, kNumbers>(piece_.words, word, stream) : 0.0f;
   }
 
  public:
@@ -36,7 +34,7 @@ class ExactPiece {
   // By all lanes: the sums of one column in the lane's rows, lane / 4 and that of the other half.
   __device__ void Sum(int64_t column, float (&sums)[2]) const {
     constexpr int kGroups = kPackedPanelColumns / 8, kOfStep = 8 * kCell;
-    uint32_t at[2] = {};  // words that have been read
+    uint32_t at[kStreams] = {};  // words that have been read
     sums[0] = sums[1] = 0;
 #pragma unroll 1
     for (uint32_t panel = 0; panel < piece_.panel_count; ++panel) {
@@ -50,7 +48,8 @@ class ExactPiece {
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
             if ((mask >> BitOf(group, j, e) & 1) == 0) continue;
-            const float number = Number(at[e]++, e);
+            const int stream = kStreams == 4 ? 2 * j + e : e;
+            const float number = Number(at[stream]++, stream);
             // Of a pair one may not be stored, and is 0.
             if (kCell == 1 || number != 0) sums[j] += number * X(row + e, column);
           }
@@ -58,9 +57,9 @@ class ExactPiece {
       }
       const uint32_t longest = piece_.panels[panel].y;
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
+      for (int i = 0; i < kStreams; ++i) {
         const uint32_t least = longest > kPackedDrift ? longest - kPackedDrift : 0;
-        if (at[e] < least) at[e] = least;
+        if (at[i] < least) at[i] = least;
       }
     }
 #pragma unroll
@@ -83,12 +82,12 @@ __device__ __forceinline__ bool AreFinite(const float (&sums)[kTiles][4]) {
 // Where some number of x is not finite, no sum of its column is: then the sums of a warp's piece,
 // of columns from `first_column` on, are made anew. `space`: 512 bytes of shared memory for each 8
 // columns, the warp's own.
-template <typename T, int kCell, int kTiles>
+template <typename T, PackedNumbers kNumbers, int kCell, int kTiles>
 __device__ void MakeExact(const PackedProblem& p, const PackedPiece& piece, int64_t part,
                           int64_t first_column, uint32_t space, float (&sums)[kTiles][4]) {
   __syncwarp();
   const int lane = threadIdx.x % kWarp;
-  const ExactPiece<T, kCell> exact(p, piece, part);
+  const ExactPiece<T, kNumbers, kCell> exact(p, piece, part);
 #pragma unroll 1
   for (int column = 0; column < kTiles * 8 && first_column + column < p.n; ++column) {
     float of_column[2];

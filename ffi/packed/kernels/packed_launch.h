@@ -1,6 +1,7 @@
 // How products by packed matrices are launched, whatever kernel makes them.
 #pragma once
 
+#include "nvrtc/expression.h"
 #include "packed/kernels/packed_parts.h"
 #include "packed/packed_cuda.h"
 
@@ -11,6 +12,28 @@ constexpr int kWidestPackedTile = 64;  // columns
 inline bool FitsPacked(const PackedProblem& p) {
   constexpr int64_t kMost = int64_t{1} << 30;
   return p.k < kMost && p.n < kMost && p.m < kMost;
+}
+
+// What numbers are, as configurations say it.
+inline Field NumbersField(PackedNumbers numbers) {
+  const char* name = numbers == PackedNumbers::kPlain  ? "kPlain"
+                     : numbers == PackedNumbers::kInt8 ? "kInt8"
+                                                       : "kE4M3";
+  return {"numbers", std::string("jaxsparse::PackedNumbers::") + name};
+}
+
+// Instructions that a fragment takes more than one of numbers of 16 bits in cells of 1, counted in
+// machine code.
+inline int InstructionsOfNumbers(PackedNumbers numbers) {
+  switch (numbers) {
+    case PackedNumbers::kPlain:
+      return 0;
+    case PackedNumbers::kInt8:
+      return 13;
+    case PackedNumbers::kE4M3:
+      return 20;
+  }
+  return 0;
 }
 
 // Microseconds that a product takes at least: what passes through memory, or as many clocks for

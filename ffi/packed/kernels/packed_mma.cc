@@ -14,6 +14,7 @@ constexpr int kStaticBytes = 16;  // of shared memory, beside what the configura
 // warps if it has for none.
 PackedMmaConfig ConfigOf(const PackedProblem& p) {
   PackedMmaConfig config;
+  config.numbers = p.numbers;
   config.cell = p.cell;
   config.x_on_left = p.x_on_left;
   config.bulk = p.gpu.compute_capability >= 90;
@@ -37,9 +38,10 @@ KernelSource Source(const PackedProblem& p) {
           "PackedMma",
           {TypeName(p.dtype), TypeName(p.out_dtype),
            ConfigExpression("PackedMmaConfig",
-                            {Field("cell", config.cell), Field("columns", config.columns),
-                             Field("warps", config.warps), Field("stages", config.stages),
-                             Field("x_on_left", config.x_on_left), Field("bulk", config.bulk)})})};
+                            {NumbersField(config.numbers), Field("cell", config.cell),
+                             Field("columns", config.columns), Field("warps", config.warps),
+                             Field("stages", config.stages), Field("x_on_left", config.x_on_left),
+                             Field("bulk", config.bulk)})})};
 }
 
 LaunchShape Shape(const PackedProblem& p) {
@@ -73,9 +75,11 @@ bool Fits(const PackedProblem& p) {
 // Predicted, as an H200 was measured with 8192 x 8192: what a fragment takes of a warp, which is
 // bound by instructions, or memory for all.
 double Cost(const PackedProblem& p) {
-  constexpr double kStart = 3.9, kForPart = 0.3, kOfColumn = 0.6;
+  constexpr double kStart = 3.9, kForPart = 0.3, kOfColumn = 0.6, kOfInstruction = 0.45;
   const PackedMmaConfig config = ConfigOf(p);
-  const double clocks = (p.cell == 1 ? 19.0 : 15.0) + kOfColumn * config.columns;
+  const double clocks = (p.cell == 1 ? 19.0 : 15.0) +
+                        kOfInstruction * InstructionsOfNumbers(p.numbers) +
+                        kOfColumn * config.columns;
   return kStart +
          PackedMicroseconds(p, Shape(p).blocks, p.gpu.multiprocessors, config.warps, clocks) +
          kForPart * static_cast<double>(p.parts);

@@ -8,7 +8,7 @@
 // as much as an eighth of that for those that arrive, and 2 for each 8 columns of x; and 24 or 12
 // instructions. From memory comes each word once for each tile of columns.
 #include "cuda/device.cuh"
-#include "packed/kernels/lane_streams.cuh"
+#include "packed/kernels/lane_bytes.cuh"
 #include "packed/kernels/packed_columns.cuh"
 #include "packed/kernels/packed_exact.cuh"
 #include "packed/kernels/packed_sums.cuh"
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kConfig.warps* kWarp, 1)
   }
   arrivals.Ask(0, 0, kStages - 1, 0);
 
-  LaneStreams<kConfig.cell> streams(own_ring);
+  typename PackedStreamsOf<T, kConfig.numbers, kConfig.cell>::Type streams(own_ring);
   float sums[kTiles][4] = {};
   uint32_t asked_before = arrivals.asked();  // until the turn before the last one
   int stage = 0;
@@ -109,10 +109,10 @@ __global__ void __launch_bounds__(kConfig.warps* kWarp, 1)
   arrivals.template WaitForTurns<0>();
 
   if (exists && !AreFinite(sums)) {
-    MakeExact<T, kConfig.cell>(p, piece, part, first_column, own_ring, sums);
+    MakeExact<T, kConfig.numbers, kConfig.cell>(p, piece, part, first_column, own_ring, sums);
   }
   if (AddParts<kConfig>(p, tile, part, kAllThreads, &is_last, sums) && exists) {
-    const PackedResult<T, Out, kConfig.x_on_left> result(p, strip);
+    const PackedResult<T, Out, kConfig.numbers, kConfig.x_on_left> result(p, strip);
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) result.Write(first_column + t * 8, sums[t]);
   }

@@ -7,6 +7,7 @@
 namespace jaxsparse {
 
 struct PackedMmaConfig {
+  PackedNumbers numbers = PackedNumbers::kPlain;
   int cell = 1;
   int columns = 8;  // of x, of a tile
   int warps = 8;

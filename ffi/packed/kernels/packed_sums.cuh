@@ -4,6 +4,7 @@
 
 #include "cuda/activation.cuh"
 #include "cuda/vector_access.cuh"
+#include "packed/kernels/lane_bytes.cuh"
 #include "packed/kernels/packed_parts.h"
 
 namespace jaxsparse {
@@ -121,19 +122,24 @@ class PackedPartsOfCluster {
   }
 };
 
-// Writes sums of a strip, by a warp.
-template <typename T, typename Out, bool kLeft>
+// Writes sums of a strip, times the scales of rows that have any, by a warp.
+template <typename T, typename Out, PackedNumbers kNumbers, bool kLeft>
 class PackedResult {
+  static constexpr bool kScales = kNumbers != PackedNumbers::kPlain;
   const PackedProblem& p_;
   int lane_ = static_cast<int>(threadIdx.x % kWarp);
   int row_ = -1;  // the one that stands at the lane's place of the strip, if any does
-  float bias_ = 0;
+  float scale_ = 1, bias_ = 0;
 
  public:
   __device__ PackedResult(const PackedProblem& p, int64_t strip) : p_(p) {
     const int64_t place = strip * kPackedStripRows + lane_ % kPackedStripRows;
     if (place >= p.m) return;
     row_ = static_cast<int>(Within(static_cast<const int32_t*>(p.rows.data)[place], p.m));
+    if constexpr (kScales) {
+      constexpr float kFactor = PairOfBytes<T, kNumbers>::kFactor;
+      scale_ = kFactor * static_cast<const float*>(p.scales.data)[row_];
+    }
     if (p.bias.data != nullptr) bias_ = ToAccumulator(static_cast<const T*>(p.bias.data)[row_]);
   }
   // Has the strip's rows be on their way.
@@ -146,13 +152,15 @@ class PackedResult {
     const int64_t column = first_column + lane_ % 4 * 2;
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      const int64_t row = __shfl_sync(kAllLanes, row_, lane_ / 4 + 8 * j);
-      const float bias = __shfl_sync(kAllLanes, bias_, lane_ / 4 + 8 * j);
+      const int lane = lane_ / 4 + 8 * j;  // whose row the sums are of
+      const int64_t row = __shfl_sync(kAllLanes, row_, lane);
+      const float scale = kScales ? __shfl_sync(kAllLanes, scale_, lane) : 1.0f;
+      const float bias = __shfl_sync(kAllLanes, bias_, lane);
       if (row < 0) continue;
       Vector<Out, 2> pair;
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        FromAccumulator(Activate(p_.activation, sums[2 * j + e] + bias), &pair.elements[e]);
+        FromAccumulator(Activate(p_.activation, sums[2 * j + e] * scale + bias), &pair.elements[e]);
       }
       Out* out =
           static_cast<Out*>(p_.out.data) + (kLeft ? column * p_.m + row : row * p_.n + column);

@@ -2,13 +2,14 @@
 #include "packed/kernels/packed_unpack.h"
 
 #include "nvrtc/expression.h"
-#include "packed/packed_cuda.h"
+#include "packed/kernels/packed_launch.h"
 
 namespace jaxsparse {
 namespace {
 
 PackedUnpackConfig ConfigOf(const PackedProblem& p) {
   PackedUnpackConfig config;
+  config.numbers = p.numbers;
   config.cell = p.cell;
   config.bulk = p.gpu.compute_capability >= 90;
   while (config.warps > 1 && config.SharedBytes() > p.gpu.shared_bytes) config.warps /= 2;
@@ -18,10 +19,12 @@ PackedUnpackConfig ConfigOf(const PackedProblem& p) {
 KernelSource Source(const PackedProblem& p) {
   const PackedUnpackConfig config = ConfigOf(p);
   return {"packed/kernels/packed_unpack.cu",
-          KernelExpression("PackedUnpack",
-                           {ConfigExpression("PackedUnpackConfig", {Field("cell", config.cell),
-                                                                    Field("warps", config.warps),
-                                                                    Field("bulk", config.bulk)})})};
+          KernelExpression(
+              "PackedUnpack",
+              {TypeName(p.dtype),
+               ConfigExpression("PackedUnpackConfig",
+                                {NumbersField(config.numbers), Field("cell", config.cell),
+                                 Field("warps", config.warps), Field("bulk", config.bulk)})})};
 }
 
 LaunchShape Shape(const PackedProblem& p) {

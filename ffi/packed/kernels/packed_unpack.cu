@@ -1,14 +1,15 @@
 // Writes a packed matrix (packed/problem.h) out, zeros in place. A warp has a piece: fragments go
 // from registers to a panel of its strip in shared memory, from where whole rows are written.
+// Numbers of 8 bits become those of T, without their scales.
 //
 // Floor: the matrix passes through memory once, packed and written out.
 #include "cuda/vector_access.cuh"
-#include "packed/kernels/lane_streams.cuh"
+#include "packed/kernels/lane_bytes.cuh"
 #include "packed/kernels/packed_unpack.h"
 
 namespace jaxsparse {
 
-template <PackedUnpackConfig kConfig>
+template <typename T, PackedUnpackConfig kConfig>
 __global__ void __launch_bounds__(kConfig.warps* kWarp)
     PackedUnpack(const __grid_constant__ PackedProblem p) {
   constexpr int kCell = kConfig.cell, kStages = kConfig.kStages, kLine = kConfig.kLineBytes;
@@ -29,7 +30,7 @@ __global__ void __launch_bounds__(kConfig.warps* kWarp)
       piece, ring, shared + kConfig.MasksAt() + warp * kStages * PackedMasksBytes(kCell),
       reinterpret_cast<uint64_t*>(unpack_stages + kConfig.BarriersAt()) + warp * kPackedTurns);
   PackedPanelRows panel_rows(piece);
-  LaneStreams<kCell> streams(ring);
+  typename PackedStreamsOf<T, kConfig.numbers, kCell>::Type streams(ring);
   int64_t row_of_lane = -1;
   if (lane < kPackedStripRows && first_place + lane < p.m) {
     row_of_lane = Within(static_cast<const int32_t*>(p.rows.data)[first_place + lane], p.m);
@@ -58,7 +59,8 @@ __global__ void __launch_bounds__(kConfig.warps* kWarp)
         for (int i = 0; i < 4 * kAtOnce; ++i) {
           const int f = step * kFragments + first + i / 4, q = i % 4;
           const int row = lane / 4 + 8 * (q % 2), column = f * 16 + 8 * (q / 2) + 2 * (lane % 4);
-          SharedAt<uint32_t>(tile + row * kLine + column * 2) = a[i / 4][q];
+          SharedAt<uint32_t>(tile + row * kLine + column * 2) =
+              WholePair<T, kConfig.numbers>(a[i / 4][q]);
         }
       }
     }

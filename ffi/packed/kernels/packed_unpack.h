@@ -6,6 +6,7 @@
 namespace jaxsparse {
 
 struct PackedUnpackConfig {
+  PackedNumbers numbers = PackedNumbers::kPlain;
   int cell = 1;
   int warps = 4;
   bool bulk = false;

@@ -47,7 +47,8 @@ __device__ __forceinline__ void SumPiece(const PackedPanelsOfX<kConfig>& x,
   constexpr int kFragments = kConfig.Fragments(), kOfPanel = kPackedPanelColumns / 16;
   constexpr int kOfStep = 4 * kConfig.cell, kOfWrap = 4;
   const int lane = threadIdx.x % kWarp;
-  LaneStreams<kConfig.cell, kConfig.RingRows()> streams(turns.Ring(strip));
+  using Streams = PackedStreamsOf<T, kConfig.numbers, kConfig.cell, kConfig.RingRows()>;
+  typename Streams::Type streams(turns.Ring(strip));
   float of_panel[kSums] = {};
   // Tensor cores cut off what does not fit when they add, so only a panel is summed there.
   const auto add_panel = [&] {
@@ -161,15 +162,15 @@ __global__ void __launch_bounds__(kConfig.Threads(), 1)
   if constexpr (kConfig.SharesRegisters()) TakeRegisters<kConfig.kConsumerRegisters>();
   const int strip_of_block = warp % kStrips;
   const int strip = first_strip + strip_of_block;
-  using Result = PackedResult<T, Out, kConfig.x_on_left>;
+  using Result = PackedResult<T, Out, kConfig.numbers, kConfig.x_on_left>;
   Result::Prefetch(p, strip);
   float sums[kTiles][4] = {};
   WaitAt<kThreadsOfRange>(kRangeBarriers + range);
   SumPiece<T>(x, turns, strip_of_block, panels, sums);
   const Result result(p, strip);
   if (exists(strip) && !AreFinite(sums)) {
-    MakeExact<T, kConfig.cell>(p, piece_of(strip), part, first_column, turns.Ring(strip_of_block),
-                               sums);
+    MakeExact<T, kConfig.numbers, kConfig.cell>(p, piece_of(strip), part, first_column,
+                                                turns.Ring(strip_of_block), sums);
   }
   if (parts == 1) {
 #pragma unroll

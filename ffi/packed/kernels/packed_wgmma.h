@@ -11,6 +11,7 @@ namespace jaxsparse {
 constexpr int kMostBlocksOfCluster = 8;
 
 struct PackedWgmmaConfig {
+  PackedNumbers numbers = PackedNumbers::kPlain;
   int cell = 1;
   int columns = 8;  // of x, of a tile: 8, 16, 32 or 64
   int ranges = 1;   // of columns of the matrix that a block multiplies, a part each: 1, 2 or 4

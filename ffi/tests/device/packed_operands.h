@@ -41,7 +41,13 @@ class PackedTest {
   Size size_;
   Options options_;
   std::vector<int32_t> offsets_{0}, columns_, order_;
-  std::vector<T> entries_, values_, x_, bias_;
+  // Of 8 bits, codes_ are what is packed, and entries_ are codes times scales_.
+  static constexpr PackedNumbers kNumbers = kConfig.numbers;
+  static constexpr bool kPlain = kNumbers == PackedNumbers::kPlain;
+  std::vector<uint8_t> codes_, code_values_;
+  std::vector<float> scales_;
+  std::vector<double> entries_;
+  std::vector<T> plain_, values_, x_, bias_;
   std::vector<Out> out_;
   PackedStreams streams_;
   PackedProblem p_;
@@ -51,6 +57,34 @@ class PackedTest {
       return row < size_.m / 2 ? column % 8 < 2 : generator() % 50 == 0;
     }
     return std::bernoulli_distribution(row % 7 == 3 ? 0 : size_.density)(generator);
+  }
+  static double NumberOf(uint8_t code) {
+    if (kNumbers == PackedNumbers::kInt8) return static_cast<int8_t>(code);
+    const int exponent = code >> 3 & 15, fraction = code & 7;
+    const double magnitude =
+        exponent == 0 ? std::ldexp(fraction, -9) : std::ldexp(8 + fraction, exponent - 10);
+    return code & 0x80 ? -magnitude : magnitude;
+  }
+  // Codes are any but that of NaN, so that each is decoded.
+  void MakeEntries() {
+    const auto count = static_cast<int64_t>(columns_.size());
+    if constexpr (kPlain) {
+      plain_ = Normal<T>(count);
+      if (options_.odd == Odd::kBadValue && count > 0) plain_[0] = FromFloat<T>(INFINITY);
+      for (const T entry : plain_) entries_.push_back(ToAccumulator(entry));
+    } else {
+      for (int64_t i = 0; i < count; ++i) {
+        const auto code = static_cast<uint8_t>(generator());
+        codes_.push_back((code & 0x7f) == 0x7f ? uint8_t{0x2a} : code);
+      }
+      scales_ = Normal<float>(size_.m);
+      if (options_.odd == Odd::kBadValue) scales_[0] = NAN;
+      for (int64_t row = 0; row < size_.m; ++row) {
+        for (int32_t i = offsets_[row]; i < offsets_[row + 1]; ++i) {
+          entries_.push_back(NumberOf(codes_[i]) * double(scales_[row]));
+        }
+      }
+    }
   }
   T& X(int64_t row, int64_t column) {
     return x_[kConfig.x_on_left ? column * size_.k + row : row * size_.n + column];
@@ -65,20 +99,23 @@ class PackedTest {
       offsets_.push_back(static_cast<int32_t>(columns_.size()));
       order_.push_back(static_cast<int32_t>(size.m - 1 - row));
     }
-    entries_ = Normal<T>(static_cast<int64_t>(columns_.size()));
+    MakeEntries();
     x_ = Normal<T>(size.k * size.n);
     bias_ = Normal<T>(size.m);
     if (options.odd == Odd::kBadX && size.k > 9) {
       X(3, 0) = FromFloat<T>(NAN);
       X(size.k - 1, size.n - 1) = FromFloat<T>(-INFINITY);
     }
-    if (options.odd == Odd::kBadValue && !entries_.empty()) entries_[0] = FromFloat<T>(INFINITY);
     const std::string error = PackStreams({offsets_.data(), columns_.data(), order_.data(), size.m,
                                            size.k, static_cast<int64_t>(columns_.size())},
-                                          kConfig.cell, options.parts * Kernel::kParts, &streams_);
+                                          {.cell = kConfig.cell,
+                                           .parts = options.parts * Kernel::kParts,
+                                           .numbers_of_word = NumbersOfWord(kNumbers)},
+                                          &streams_);
     if (!error.empty()) Fail(error.c_str(), 0, 0, 0, 0);
     for (const int32_t source : streams_.sources) {
-      values_.push_back(source < 0 ? T{} : entries_[source]);
+      if constexpr (kPlain) values_.push_back(source < 0 ? T{} : plain_[source]);
+      else code_values_.push_back(source < 0 ? uint8_t{0} : codes_[source]);
     }
     if (options.odd == Odd::kDamaged) {
       Spoil(streams_.masks);
@@ -90,12 +127,15 @@ class PackedTest {
     p_.m = size.m;
     p_.k = size.k;
     p_.n = size.n;
-    p_.words = static_cast<int64_t>(values_.size()) / (2 * kWarp);
+    p_.words = static_cast<int64_t>(streams_.sources.size()) / (NumbersOfWord(kNumbers) * kWarp);
+    p_.numbers = kNumbers;
     p_.cell = kConfig.cell;
     p_.parts = options.parts * Kernel::kParts;
     p_.x_on_left = kConfig.x_on_left;
     p_.activation = options.activation;
-    p_.values = Aligned(values_);
+    if constexpr (kPlain) p_.values = Aligned(values_);
+    else p_.values = Aligned(code_values_);
+    if (!kPlain) p_.scales = Of(scales_);
     p_.masks = Aligned(streams_.masks);
     p_.starts = Of(streams_.starts);
     p_.panels = Aligned(streams_.panels);
@@ -119,8 +159,7 @@ class PackedTest {
       for (int64_t column = 0; column < size_.n; ++column) {
         double sum = 0, most = 0;
         for (int32_t i = offsets_[row]; i < offsets_[row + 1]; ++i) {
-          const double term =
-              double(ToAccumulator(entries_[i])) * double(ToAccumulator(X(columns_[i], column)));
+          const double term = entries_[i] * double(ToAccumulator(X(columns_[i], column)));
           sum += term;
           most += std::fabs(term);
         }
@@ -137,7 +176,7 @@ class PackedTest {
   }
   std::vector<Out>& out() { return out_; }
 
-  // The matrix written out, bit by bit what was packed.
+  // The matrix written out, bit by bit what was packed; of 8 bits, without scales.
   void Unpack() {
     std::vector<T> matrix(size_.m * size_.k, FromFloat<T>(NAN));
     PackedProblem p = p_;
@@ -147,7 +186,9 @@ class PackedTest {
     std::vector<T> expected(matrix.size(), T{});
     for (int64_t row = 0; row < size_.m; ++row) {
       for (int32_t i = offsets_[row]; i < offsets_[row + 1]; ++i) {
-        expected[row * size_.k + columns_[i]] = entries_[i];
+        T& number = expected[row * size_.k + columns_[i]];
+        if constexpr (kPlain) number = plain_[i];
+        else number = FromFloat<T>(static_cast<float>(NumberOf(codes_[i])));
       }
     }
     for (size_t i = 0; i < matrix.size(); ++i) {

@@ -28,6 +28,15 @@ struct Mma {
     const auto blocks = static_cast<int>(PackedTiles(p, kMma.TileRows(), kMma.columns) * p.parts);
     emulated::Launch(blocks, kMma.warps * kWarp, [&] { PackedMma<T, Out, kMma>(p); }, backwards);
   }
+
+  static void Unpack(const PackedProblem& p) {
+    constexpr PackedUnpackConfig kUnpack{
+        .numbers = kMma.numbers, .cell = kMma.cell, .warps = kMma.warps, .bulk = kMma.bulk};
+    static_assert(kUnpack.SharedBytes() <= sizeof(unpack_stages));
+    std::memset(unpack_stages, rubbish, sizeof(unpack_stages));
+    const auto blocks = static_cast<int>(CeilDivide(PackedStrips(p) * p.parts, kUnpack.warps));
+    emulated::Launch(blocks, kUnpack.warps * kWarp, [&] { PackedUnpack<T, kUnpack>(p); });
+  }
 };
 
 template <typename T, typename Out, PackedMmaConfig kMma>
@@ -56,9 +65,11 @@ void TestDamagedPatterns() {
       spoilt[generator() % spoilt.size()] = wild[generator() % 7];
     }
     PackedStreams streams;
+    PackedForm form{.cell = 1 + turn % 2, .parts = 1 + turn % 3};
+    if (turn % 4 == 2) form.numbers_of_word = 4;
     const std::string error = PackStreams({offsets.data(), columns.data(), order.data(), kRows,
                                            kColumns, static_cast<int64_t>(columns.size())},
-                                          1 + turn % 2, 1 + turn % 3, &streams);
+                                          form, &streams);
     packed += error.empty();
   }
   if (packed < kTurns / 4 || packed > kTurns / 2) Fail("packed patterns", 0, 0, packed, kTurns / 3);
@@ -75,5 +86,8 @@ int main() {
   TestMma<bfloat16, float, {.cell = 2, .columns = 8, .warps = 4, .x_on_left = true}>();
   TestMma<float16, float16, {.cell = 2, .columns = 16, .warps = 2, .stages = 2, .bulk = true}>();
   TestMma<float16, float, {.columns = 16, .warps = 2, .x_on_left = true, .bulk = true}>();
+  TestMma<bfloat16, bfloat16, {.numbers = PackedNumbers::kInt8, .warps = 2, .bulk = true}>();
+  TestMma<float16, float, {.numbers = PackedNumbers::kE4M3, .warps = 2, .x_on_left = true}>();
+  TestMma<bfloat16, float, {.numbers = PackedNumbers::kE4M3, .columns = 16, .warps = 2}>();
   std::puts("all results agree");
 }

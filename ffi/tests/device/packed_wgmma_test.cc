@@ -42,5 +42,8 @@ int main() {
   TestWgmma<bfloat16, bfloat16, {.cell = 2, .columns = 16, .ranges = 4}>();
   TestWgmma<float16, float, {.cell = 1, .columns = 64, .ranges = 2}>();
   TestWgmma<bfloat16, float, {.cell = 2, .columns = 32, .x_on_left = true}>();
+  TestWgmma<bfloat16, float, {.numbers = PackedNumbers::kE4M3, .columns = 8, .ranges = 4}>();
+  TestWgmma<float16, float16,
+            {.numbers = PackedNumbers::kInt8, .columns = 64, .ranges = 2, .x_on_left = true}>();
   std::puts("all results agree");
 }

@@ -167,7 +167,15 @@ inline TestCall PackedCall(int64_t cell, bool left, bool has_bias, const std::st
   return call;
 }
 
-// The same matrix, written out.
+// The same in 8 bits, with x on the left and a bias.
+inline TestCall QuantizedCall() {
+  TestCall call = PackedCall(1, true, true, "float16", "float16", 1 << 20);
+  call.operands[0] = {"values", "int8", {10, 128}};
+  call.operands.insert(call.operands.end() - 1, {"scales", "float32", {20}});
+  return call;
+}
+
+// A matrix of 16 bits, written out.
 inline TestCall UnpackCall(int64_t cell) {
   TestCall call = PackedCall(cell, false, false, "float16", "float16", 1);
   call.operands.erase(call.operands.begin() + 1);  // x

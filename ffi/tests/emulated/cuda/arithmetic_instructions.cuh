@@ -66,6 +66,23 @@ inline uint32_t AddProductsOfBytes(uint32_t a, uint32_t b, uint32_t c) {
   for (int shift = 0; shift < 32; shift += 8) c += (a >> shift & 0xff) * (b >> shift & 0xff);
   return c;
 }
+// By way of float32: rounded once if that holds the sum, as it does for what is called so far.
+inline uint32_t MultiplyAddBfloats(uint32_t a, uint32_t b, uint32_t c) {
+  const auto sum = [&](int shift) {
+    const auto at = [shift](uint32_t x) {
+      return FloatOfBfloat(static_cast<uint16_t>(x >> shift));
+    };
+    return fmaf(at(a), at(b), at(c));
+  };
+  return BfloatsOfFloats(sum(0), sum(16));
+}
+inline uint32_t MultiplyAddHalves(uint32_t a, uint32_t b, uint32_t c) {
+  const auto sum = [&](int shift) {
+    const auto at = [shift](uint32_t x) { return FloatOfHalf(static_cast<uint16_t>(x >> shift)); };
+    return fmaf(at(a), at(b), at(c));
+  };
+  return HalvesOfFloats(sum(0), sum(16));
+}
 inline uint32_t MinOfHalves(uint32_t a, uint32_t b) {
   const uint32_t low = std::min(a & 0xffff, b & 0xffff), high = std::min(a >> 16, b >> 16);
   return low | high << 16;
