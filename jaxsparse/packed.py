@@ -36,7 +36,7 @@ _LEAVES = (*_ARRAYS, "sources", "topology")
 class Packed:
     """A sparse matrix of 16 or 8-bit numbers, laid out for products with few columns on a GPU.
 
-    Weights that are 50 to 95 % sparse take 60 to 13 % of the bytes that dense ones take, and each
+    Weights that are 50 to 95 % sparse take 62 to 13 % of the bytes that dense ones take, and each
     lane of a GPU finds its own among them without asking others. ``packed @ x``, `jaxsparse.spmm`
     and `jaxsparse.linear` take one. Make it by :meth:`CSR.pack`, on the host, from a pattern that
     is known; it is for inference, and for weights that are used several times before they change.
