@@ -356,12 +356,14 @@ class CSR:
             trainable: whether to keep the pattern, and where each number comes from: for
                 `Packed.repack`, and for gradients of the numbers at the pattern alone. That takes
                 several times the bytes of the numbers. Numbers of 8 bits have no gradients.
-            repackable: whether to keep that for `Packed.repack` alone, which 8 bits can do.
+            repackable: whether to keep that for `Packed.repack`; in 16 bits the same as
+                ``trainable``. Numbers of 8 bits can be repackable, not trainable.
 
         Raises:
             ValueError: if the pattern is traced, a batch of patterns, or stores a column of a row
-                twice; for values of a batch or a wider dtype, and options that don't exist or go
-                together.
+                twice; for values of a batch, of a wider dtype or that are not floating; for
+                options that don't exist, or that exclude one another: 8 bits and ``trainable`` or
+                ``cell=2``.
 
         >>> import jax.numpy as jnp
         >>> packed = CSR.fromdense(jnp.eye(512)).pack(jnp.bfloat16)

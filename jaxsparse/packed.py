@@ -96,7 +96,7 @@ class Packed:
 
     def __init__(self, *leaves: Any, shape: tuple[int, int], cell: int, parts: int):
         """Only stores what it gets, scales last if there are any; `CSR.pack` makes one."""
-        # Without scales it is a tree as before there were any, for files of that time.
+        # Without scales a tree has no leaf for them.
         self._names = (*_LEAVES, "scales") if len(leaves) > len(_LEAVES) else _LEAVES
         self.scales = None
         for name, leaf in zip(self._names, leaves, strict=True):
@@ -344,7 +344,7 @@ class Packed:
             ValueError: if the arrays do not belong together, or they are traced.
         """
         arrays = [getattr(self, name) for name in _ARRAYS]
-        if not is_concrete(*arrays):
+        if not is_concrete(*arrays, *([] if self.scales is None else [self.scales])):
             raise ValueError("Packed.verify: needs concrete arrays, got traced ones")
         check_shapes("Packed.verify", self)
         values, masks, starts, panels, rows = map(np.asarray, arrays)
@@ -360,6 +360,10 @@ class Packed:
             raise ValueError(
                 "Packed.verify: values of 8 bits must not be NaN, which their scales are instead"
             )
+        if self.scales is not None:
+            scales = np.asarray(self.scales)
+            if (scales < 0).any() or np.isinf(scales).any():
+                raise ValueError("Packed.verify: scales must be finite and not below 0, or NaN")
         of_word = values.shape[1] // LANES
         expected_panels, words = panels_of(jnp.asarray(masks), cell=self.cell, numbers=of_word)
         if starts[0] != 0 or not np.array_equal(np.diff(starts), words):

@@ -68,6 +68,10 @@ def check_shapes(operation: str, packed: Packed) -> None:
             f"{operation}: scales of a packed matrix must be there for values of 8 bits alone, got "
             f"{'none' if packed.scales is None else 'some'} for {packed.dtype}"
         )
+    if packed.quantized and packed.cell != 1:
+        raise ValueError(
+            f"{operation}: cell of a packed matrix of {packed.dtype} must be 1, got {packed.cell}"
+        )
     expected: dict[str, tuple[tuple[int | None, ...], tuple[Any, ...]]] = {
         "rows": ((m,), (integers,)),  # first, as it tells most
         "values": ((None, (4 if packed.quantized else 2) * LANES), DTYPES),

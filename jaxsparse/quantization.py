@@ -7,9 +7,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.custom_derivatives import SymbolicZero
 
 LARGEST = {jnp.dtype(jnp.int8): 127.0, jnp.dtype(jnp.float8_e4m3fn): 448.0}
 """The dtypes, and the largest number of each that is used: int8 has as many below 0 as above."""
+
+
+NO_DERIVATIVES = (
+    "Packed: numbers of 8 bits and their scales have no derivatives, only x has: train in 16 bits "
+    "or more, and pack what comes of it"
+)
 
 
 @functools.partial(jax.jit, static_argnames=("m", "dtype"))
@@ -33,7 +41,18 @@ def quantized(
     Returns:
         q ``(nse,)``, s ``(m,)`` in float32. A row of zeros has scale 0. One with a number that is
         not finite, or does not fit float32, has scale NaN, and none of its numbers is 0.
+
+    Raises:
+        TypeError: if a derivative in values is asked for.
     """
+    made: tuple[jax.Array, jax.Array] = _rounded(values, row_indices, m, dtype)
+    return made
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2, 3))
+def _rounded(
+    values: jax.Array, row_indices: jax.Array, m: int, dtype: Any
+) -> tuple[jax.Array, jax.Array]:
     if m == 0:  # nothing can be gathered from no scales
         return jnp.zeros(values.shape, dtype), jnp.zeros(m, jnp.float32)
     values = values.astype(jnp.float32)
@@ -50,6 +69,19 @@ def quantized(
     if jnp.issubdtype(dtype, jnp.integer):
         exact = jnp.round(exact)
     return exact.astype(dtype), scales
+
+
+def _refuse(m: int, dtype: Any, primals: Any, tangents: Any) -> Any:
+    """Rounding has derivative 0, and scales follow one number of each row: of no use to anyone."""
+    if not isinstance(tangents[0], SymbolicZero):
+        raise TypeError(NO_DERIVATIVES)
+    numbers, scales = _rounded(*primals, m, dtype)
+    whole = jnp.issubdtype(dtype, jnp.integer)
+    zeros = np.zeros(numbers.shape, jax.dtypes.float0) if whole else jnp.zeros_like(numbers)
+    return (numbers, scales), (zeros, jnp.zeros_like(scales))
+
+
+_rounded.defjvp(_refuse, symbolic_zeros=True)
 
 
 def dequantized(numbers: jax.Array, scales: jax.Array) -> jax.Array:

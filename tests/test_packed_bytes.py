@@ -105,7 +105,7 @@ def test_every_place(turn):
 
 
 def test_few_rows_serve_a_panel():
-    """Whatever the pattern is, in a ring of 128 rows; and there is little padding."""
+    """Whatever the pattern is, in 32 rows of words; and there is little padding."""
     for topology in striped(33, 1500, 512), PATTERNS["0_percent"](), PATTERNS["uneven"]():
         free, needed = np.moveaxis(np.asarray(random_matrix(topology).pack(jnp.int8).panels), -1, 0)
         assert (needed - free <= 32).all() and (np.diff(free, axis=1) >= 0).all()
@@ -218,6 +218,8 @@ def test_numbers_have_no_derivatives(dtype):
             jax.grad(loss, allow_int=True)(packed)
         with pytest.raises(TypeError, match=message):
             jax.grad(lambda v, loss=loss: loss(packed.repack(v)))(a.values)
+    with pytest.raises(TypeError, match=message):
+        jax.grad(lambda v: packed.repack(v).todense().sum())(a.values)
     with pytest.raises(ValueError, match=rf"{dtype} is not trainable, .* repackable=True"):
         a.pack(dtype, trainable=True)
 
@@ -278,8 +280,8 @@ def test_tree_files_and_export(dtype, tmp_path):
         jax.tree.map(np.testing.assert_array_equal, each.verify(), packed)
 
 
-def test_files_of_16_bits_are_as_they_were():
-    """Trees and arrays by name have nothing new in them, so old files and programs fit."""
+def test_trees_of_16_bits_have_no_scales():
+    """Nor have arrays by name."""
     packed = random_matrix(PATTERNS["odd"]()).pack()
     named, _ = jax.tree_util.tree_flatten_with_path(packed, is_leaf=lambda x: x is None)
     names = ["values", "masks", "starts", "panels", "rows", "sources", "topology"]

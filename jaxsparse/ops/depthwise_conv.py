@@ -41,8 +41,9 @@ def depthwise_conv(
     ``spmm(a, x.reshape(c, n * h * w))``, and nothing is transposed between the layers of a
     separable network. There are kernels for 3 x 3 numbers and strides of 1 and 2, in up to 32 bits;
     all else is computed by XLA, as a shifted multiply-add for each number of ``kernel``. So are
-    small float32 images on a GPU, where that is taken to be faster; ``explain`` says it. Sums of
-    16-bit operands are taken in float32, and so are derivatives until they are rounded.
+    small float32 images on a GPU and most images of 16 bits, where that is taken to be faster;
+    ``explain`` says it. Sums of 16-bit operands are taken in float32, and so are derivatives until
+    they are rounded.
     Differentiable to any order in ``x``, ``kernel`` and ``bias``.
 
     Args:

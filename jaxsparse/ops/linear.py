@@ -39,7 +39,7 @@ def linear(
     Args:
         x: ``(..., k)``, float32, float64, bfloat16 or float16.
         a: one matrix (m, k): a row for each feature of the result. `jax.vmap` serves batches. Or a
-            `Packed` one, with x in its dtype.
+            `Packed` one, with x in its dtype, or in bfloat16 or float16 if that has 8 bits.
         bias: ``(m,)``.
         activation: None, "relu" or "gelu" (the tanh form), applied last.
         precision: None or a ``jax.lax.Precision``: float32 products are as exact as float32, unless

@@ -46,7 +46,8 @@ def spmm(
 
     Args:
         a: a matrix (m, k); its values and its pattern may have leading batch dimensions. Or a
-            `Packed` one, with x in its dtype and a bias ``(m,)``.
+            `Packed` one, with x in its dtype (bfloat16 or float16 if that has 8 bits) and a bias
+            ``(m,)``.
         x: ``(..., k, n)``, float32, float64, bfloat16 or float16; batch dimensions broadcast.
         bias: ``(m,)`` or ``(..., m)``, added to every column.
         activation: None, "relu" or "gelu" (the tanh form), applied last.

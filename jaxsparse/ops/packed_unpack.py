@@ -23,7 +23,7 @@ from jaxsparse.primitive import (
     define_transpose,
     make_primitive,
 )
-from jaxsparse.quantization import dequantized
+from jaxsparse.quantization import NO_DERIVATIVES, dequantized
 
 _PLACES = (("masks", "p s 32"), ("starts", "p+1"), ("panels", "p t 2"), ("rows", "m"))
 
@@ -38,12 +38,6 @@ MATRIX = tuple(name for name, _ in matrix_of(False))
 ONLY_ON_GPUS = Fallback("only GPUs have a kernel that writes packed matrices out")
 
 _FORM = ("columns", "cell", "parts")
-
-NO_DERIVATIVES = (
-    "packed_product: numbers of 8 bits and their scales have no derivatives, only x has: train in "
-    "16 bits or more, and pack what comes of it"
-)
-
 
 def _signature(params: dict[str, Any]) -> Signature:
     return Signature(matrix_of(params["quantized"]), (("matrix", f"m {params['columns']}"),))
