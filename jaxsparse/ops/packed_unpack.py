@@ -39,6 +39,7 @@ ONLY_ON_GPUS = Fallback("only GPUs have a kernel that writes packed matrices out
 
 _FORM = ("columns", "cell", "parts")
 
+
 def _signature(params: dict[str, Any]) -> Signature:
     return Signature(matrix_of(params["quantized"]), (("matrix", f"m {params['columns']}"),))
 

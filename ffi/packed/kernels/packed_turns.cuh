@@ -18,7 +18,8 @@ template <PackedWgmmaConfig kConfig>
 class PackedTurns {
   static constexpr int kStrips = kConfig.Strips();
   static constexpr uint32_t kTurns = kConfig.Turns(), kStages = kConfig.Stages();
-  static_assert(kConfig.RingRows() >= kPackedPanelPairs + kPackedDrift);
+  // A stream may be as many rows behind as that, and PadTo counts modulo the ring.
+  static_assert(kConfig.RingRows() > kPackedPanelPairs + kPackedDrift);
   static_assert(kConfig.WarpBytes() % 16 == 0);
   uint32_t warps_, barriers_;  // addresses
 
