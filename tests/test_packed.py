@@ -147,14 +147,11 @@ def test_export():
     assert same.shape == packed.shape and same.verify() is same
 
 
-@pytest.mark.parametrize("name, cell, parts", [("odd", 1, 1), ("striped", 2, 3), ("uneven", 1, 2)])
-def test_checkpoint(name, cell, parts, tmp_path):
-    """By the names of the arrays, or to a target that the file's metadata describe."""
+def through_checkpoints(packed, tmp_path):
+    """By the names of the arrays, and to a target that the file's metadata describe."""
     ocp = pytest.importorskip("orbax.checkpoint")
-    packed = random_matrix(PATTERNS[name]()).pack(cell=cell, parts=parts)
-    arrays = {name: getattr(packed, name) for name in Packed.ARRAYS}
     with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(tmp_path / "arrays", arrays)
+        checkpointer.save(tmp_path / "arrays", packed.arrays)
         checkpointer.save(tmp_path / "packed", packed)
     with ocp.StandardCheckpointer() as checkpointer:
         again = Packed.from_arrays(checkpointer.restore(tmp_path / "arrays"), packed.shape)
@@ -162,7 +159,13 @@ def test_checkpoint(name, cell, parts, tmp_path):
         described = {n: jax.ShapeDtypeStruct(x.shape, x.dtype) for n, x in found.items() if x}
         target = Packed.from_arrays(described, packed.shape)
         restored = checkpointer.restore(tmp_path / "packed", target)
-    for each in again, restored:
+    return again, restored
+
+
+@pytest.mark.parametrize("name, cell, parts", [("odd", 1, 1), ("striped", 2, 3), ("uneven", 1, 2)])
+def test_checkpoint(name, cell, parts, tmp_path):
+    packed = random_matrix(PATTERNS[name]()).pack(cell=cell, parts=parts)
+    for each in through_checkpoints(packed, tmp_path):
         assert (each.shape, each.cell, each.parts) == (packed.shape, cell, parts)
         np.testing.assert_array_equal(each.verify().todense(), packed.todense())
 

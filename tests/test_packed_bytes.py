@@ -11,7 +11,7 @@ import pytest
 from checks import assert_close
 from reference import packed_matrix
 from reference import spmm as reference
-from test_packed import PATTERNS, parts_that_fit, random_matrix, striped
+from test_packed import PATTERNS, parts_that_fit, random_matrix, striped, through_checkpoints
 from test_packed_product import IMPLEMENTATIONS, compiled, random_x
 
 from jaxsparse import CSR, EXPORT_DISABLED_CHECKS, H200, Device, Packed, Topology, explain, linear
@@ -259,23 +259,13 @@ def test_batches_and_back_to_rows():
 
 @each_dtype
 def test_tree_files_and_export(dtype, tmp_path):
-    ocp = pytest.importorskip("orbax.checkpoint")
     packed, x = random_matrix(PATTERNS["uneven"]()).pack(dtype, parts=2), random_x(2100, 3)
     assert len(jax.tree.leaves(packed)) == 6 and set(packed.arrays) == {*Packed.ARRAYS, "scales"}
-    with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(tmp_path / "arrays", packed.arrays)
-        checkpointer.save(tmp_path / "packed", packed)
-    with ocp.StandardCheckpointer() as checkpointer:
-        again = Packed.from_arrays(checkpointer.restore(tmp_path / "arrays"), packed.shape)
-        found = checkpointer.metadata(tmp_path / "packed").item_metadata.tree
-        described = {n: jax.ShapeDtypeStruct(x.shape, x.dtype) for n, x in found.items() if x}
-        target = Packed.from_arrays(described, packed.shape)
-        restored = checkpointer.restore(tmp_path / "packed", target)
     run = jax.jit(lambda packed, x: (packed, packed @ x))
     exported = jax.export.export(run, disabled_checks=EXPORT_DISABLED_CHECKS)(packed, x)
     called, y = jax.export.deserialize(exported.serialize()).call(packed, x)
     np.testing.assert_array_equal(y, packed @ x)
-    for each in again, restored, called:
+    for each in *through_checkpoints(packed, tmp_path), called:
         assert (each.shape, each.cell, each.parts, each.dtype) == (packed.shape, 1, 2, dtype)
         jax.tree.map(np.testing.assert_array_equal, each.verify(), packed)
 
