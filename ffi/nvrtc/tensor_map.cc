@@ -23,6 +23,14 @@ Encode DriversEncode() {
   return encode;
 }
 
+// In whose order chunks of 16 bytes of lines of so many numbers change places, as a SwizzledTile's.
+CUtensorMapSwizzle SwizzleOf(cuuint32_t width) {
+  return width == 64   ? CU_TENSOR_MAP_SWIZZLE_128B
+         : width == 32 ? CU_TENSOR_MAP_SWIZZLE_64B
+         : width == 16 ? CU_TENSOR_MAP_SWIZZLE_32B
+                       : CU_TENSOR_MAP_SWIZZLE_NONE;
+}
+
 // Boxes of an array of kRank dimensions; strides in bytes, of all dimensions but the innermost.
 template <cuuint32_t kRank>
 std::string EncodeBoxes(const void* data, const cuuint64_t (&sizes)[kRank],
@@ -33,23 +41,26 @@ std::string EncodeBoxes(const void* data, const cuuint64_t (&sizes)[kRank],
   if (encode == nullptr) return "the driver has no tensor maps";
   cuuint32_t steps[kRank];
   for (cuuint32_t& step : steps) step = 1;
-  const CUresult result =
-      encode(reinterpret_cast<CUtensorMap*>(map), CU_TENSOR_MAP_DATA_TYPE_UINT16, kRank,
-             const_cast<void*>(data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result = encode(
+      reinterpret_cast<CUtensorMap*>(map), CU_TENSOR_MAP_DATA_TYPE_UINT16, kRank,
+      const_cast<void*>(data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+      SwizzleOf(box[0]), CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? "" : "a tensor map: error " + std::to_string(result);
 }
 
 }  // namespace
 
-std::string EncodeTensorMap(const MatricesOfHalves& matrices, TensorMap* map) {
-  const auto row_bytes = static_cast<cuuint64_t>(matrices.width) * 2;
+std::string EncodeTensorMap(const MatricesOfHalves& matrices, TensorMap* map,
+                            const TileOfHalves& tile) {
+  // A single row has no neighbour, but its stride must be one.
+  const int64_t width = matrices.lines == 1 ? CeilDivide(matrices.width, 8) * 8 : matrices.width;
+  const auto row_bytes = static_cast<cuuint64_t>(width) * 2;
   const auto lines = static_cast<cuuint64_t>(matrices.lines);
   const cuuint64_t sizes[] = {static_cast<cuuint64_t>(matrices.width), lines,
                               static_cast<cuuint64_t>(matrices.count)};
   const cuuint64_t strides[] = {row_bytes, row_bytes * lines};
-  const cuuint32_t box[] = {kTileSize, kTileSize, 1};
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(tile.width),
+                            static_cast<cuuint32_t>(tile.lines), 1};
   return EncodeBoxes<3>(matrices.data, sizes, strides, box, map);
 }
 

@@ -9,16 +9,21 @@
 namespace jaxsparse {
 
 // Matrices of 16-bit numbers, row-major, one behind the other: rows that are a multiple of 16 bytes
-// long, of which the first one is as aligned.
+// long, unless there is only one, of which the first one is as aligned.
 struct MatricesOfHalves {
   const void* data;
   int64_t count, lines, width;
 };
 
-// Of tiles of kTileSize lines of as many numbers, which shared memory gets as a SwizzledTile
-// (cuda/tensor_cores.cuh); what lies beyond the matrix is 0. Returns the reason of a failure, or
-// an empty string.
-std::string EncodeTensorMap(const MatricesOfHalves& matrices, TensorMap* map);
+struct TileOfHalves {
+  int lines = kTileSize;
+  int width = kTileSize;  // 8, 16, 32 or 64
+};
+
+// Of tiles of so many lines, which shared memory gets as a SwizzledTile (cuda/tensor_cores.cuh);
+// what lies beyond the matrix is 0. Returns the reason of a failure, or an empty string.
+std::string EncodeTensorMap(const MatricesOfHalves& matrices, TensorMap* map,
+                            const TileOfHalves& tile = {});
 
 // An array of 16-bit numbers of four dimensions, the innermost first, whose neighbours along the
 // others are so many numbers apart: multiples of 16 bytes, as the array's place is.

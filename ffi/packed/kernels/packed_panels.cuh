@@ -16,8 +16,7 @@ template <PackedWgmmaConfig kConfig>
 struct PackedPanelsOfX {
   static constexpr bool kLeft = kConfig.x_on_left;
   static constexpr int kColumns = kConfig.columns, kPanel = kPackedPanelColumns;
-  static constexpr int kWidth = kLeft ? 64 : kColumns;  // of a line
-  static constexpr int kLines = kLeft ? kColumns : kPanel;
+  static constexpr int kWidth = kConfig.XWidth(), kLines = kConfig.XLines();
   using Block = SwizzledTile<kLines, kWidth>;
   static_assert(kColumns <= 64 &&
                 Block::kBytes * (kLeft ? kPanel / kWidth : 1) == kConfig.PanelBytes());
@@ -40,44 +39,46 @@ struct PackedPanelsOfX {
   }
 };
 
-// A warp that copies panels of a range, one after another.
+// A warp that copies panels of a range, one after another. Each time one of its lanes arrives.
 template <typename T, PackedWgmmaConfig kConfig>
 class PackedXProducer {
   using Panels = PackedPanelsOfX<kConfig>;
   static constexpr bool kLeft = Panels::kLeft;
+  // Numbers that a lane copies side by side, and lines that lanes copy at once.
   static constexpr int kVector = 8, kLines = Panels::kLines;
-  // Vectors that lanes copy at once: those of a line's panel, or of rows.
   static constexpr int kAcross = (kLeft ? Panels::kPanel : Panels::kColumns) / kVector;
   static constexpr int kDown = kWarp / kAcross;
   static_assert(kLines % kDown == 0);
 
   const Panels& panels_;
-  int line_ = static_cast<int>(threadIdx.x % kWarp) / kAcross;
-  int across_ = static_cast<int>(threadIdx.x % kWarp) % kAcross * kVector;
-  const T* from_;       // the lane's first vector of the next panel
-  int64_t apart_;       // of lines that the lane copies
-  int rows_, columns_;  // of x, from the next panel's first one on
-  bool wide_;
+  const PackedWgmmaProblem& p_;
+  int row_, column_;  // of x, the next panel's first ones
+  bool by_tiles_;
 
-  // Of x, from the lane's first line and number of a panel on.
-  __device__ __forceinline__ int Lines() const { return (kLeft ? columns_ : rows_) - line_; }
-  __device__ __forceinline__ int Width() const { return (kLeft ? rows_ : columns_) - across_; }
-
-  __device__ __forceinline__ void CopyVectors(uint32_t to) const {
-    const int lines = Width() > 0 ? Lines() : 0;
-    const T* from = from_;
-#pragma unroll 8
-    for (int line = 0; line < kLines; line += kDown) {
-      AsyncCopyOrZero(to + Panels::PlaceOf(line_ + line, across_), from, line < lines);
-      from += apart_;
+  __device__ __forceinline__ void CopyTiles(uint32_t to, uint64_t* full) const {
+    ArriveAndExpect(full, kConfig.PanelBytes());
+    if constexpr (kLeft) {
+#pragma unroll
+      for (int at = 0; at < Panels::kPanel; at += Panels::kWidth) {
+        TensorCopy(&SharedAt<char>(to + Panels::PlaceOf(0, at)), p_.tiles_of_x, row_ + at, column_,
+                   0, full);
+      }
+    } else {
+      TensorCopy(&SharedAt<char>(to), p_.tiles_of_x, column_, row_, 0, full);
     }
   }
   // All numbers of some lines at once: each load waits for memory.
   __device__ __forceinline__ void CopyNumbers(uint32_t to) const {
     constexpr int kMost = kConfig.columns > 32 ? 1 : 4;  // that registers have room for
     constexpr int kAtOnce = kLines / kDown < kMost ? kLines / kDown : kMost;
-    const int lines = Lines(), width = Width();
-    const T* from = from_;
+    const int lane = static_cast<int>(threadIdx.x % kWarp);
+    const int line = lane / kAcross, across = lane % kAcross * kVector;
+    const auto rows = static_cast<int>(p_.k) - row_, columns = static_cast<int>(p_.n) - column_;
+    const int lines = (kLeft ? columns : rows) - line, width = (kLeft ? rows : columns) - across;
+    const int64_t pitch = kLeft ? p_.k : p_.n;
+    const T* from = static_cast<const T*>(p_.x.data) +
+                    (int64_t{kLeft ? column_ : row_} + line) * pitch + (kLeft ? row_ : column_) +
+                    across;
 #pragma unroll 1
     for (int first = 0; first < kLines; first += kAtOnce * kDown) {
       T numbers[kAtOnce][kVector];
@@ -85,46 +86,42 @@ class PackedXProducer {
       for (int i = 0; i < kAtOnce; ++i) {
 #pragma unroll
         for (int e = 0; e < kVector; ++e) {
-          numbers[i][e] = first + i * kDown < lines && e < width ? from[i * apart_ + e] : T{};
+          numbers[i][e] =
+              first + i * kDown < lines && e < width ? from[i * kDown * pitch + e] : T{};
         }
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        const uint32_t place = to + Panels::PlaceOf(line_ + first + i * kDown, across_);
+        const uint32_t place = to + Panels::PlaceOf(line + first + i * kDown, across);
 #pragma unroll
         for (int e = 0; e < kVector; ++e) SharedAt<T>(place + e * sizeof(T)) = numbers[i][e];
       }
-      from += kAtOnce * apart_;
+      from += kAtOnce * kDown * pitch;
     }
   }
 
  public:
-  __device__ PackedXProducer(const Panels& panels, const PackedProblem& p, int64_t first_row,
-                             int64_t first_column)
+  __device__ PackedXProducer(const Panels& panels, const PackedWgmmaProblem& p, int first_row,
+                             int first_column)
       : panels_(panels),
-        rows_(static_cast<int>(p.k - first_row)),
-        columns_(static_cast<int>(p.n - first_column)) {
-    const int64_t pitch = kLeft ? p.k : p.n;
-    from_ = static_cast<const T*>(p.x.data) +
-            (kLeft ? first_column * pitch + first_row : first_row * pitch + first_column) +
-            line_ * pitch + across_;
-    apart_ = kDown * pitch;
-    wide_ = pitch % kVector == 0 && IsAligned<Words4>(p.x.data);
-  }
+        p_(p),
+        row_(first_row),
+        column_(first_column),
+        by_tiles_(PackedCopiesX(p, kLeft)) {}
 
-  // Has the next panel copied; places that x does not have are 0. Each lane arrives at `full` once
-  // what it copies is there, and waits for nothing. Who waits there fences what it reads.
+  // Has the next panel copied; places that x does not have are 0.
   __device__ __forceinline__ void Copy(uint32_t stage, uint64_t* full) {
+    const bool arrives = threadIdx.x % kWarp == 0;
     const uint32_t to = panels_.Stage(stage);
-    if (wide_) {
-      CopyVectors(to);
-      ArriveWhenCopied(full);
+    if (by_tiles_) {
+      if (arrives) CopyTiles(to, full);
     } else {
       CopyNumbers(to);
-      Arrive(full);
+      FenceShared();  // tensor cores read what lanes have written
+      __syncwarp();
+      if (arrives) Arrive(full);
     }
-    from_ += kLeft ? Panels::kPanel : kLines / kDown * apart_;
-    rows_ -= Panels::kPanel;
+    row_ += Panels::kPanel;
   }
 };
 

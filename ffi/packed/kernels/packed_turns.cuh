@@ -33,9 +33,9 @@ class PackedTurns {
         barriers_(shared + kConfig.BarriersAt() + range * kConfig.BarriersBytesOfRange()) {}
 
   // By one thread, before FenceShared and a barrier of the range. Of each strip a lane asks for
-  // words, and all lanes for x.
+  // words, and one for x.
   __device__ void Init() const {
-    for (uint32_t panel = 0; panel < kTurns; ++panel) TurnOf(panel).Init(kStrips + kWarp, kStrips);
+    for (uint32_t panel = 0; panel < kTurns; ++panel) TurnOf(panel).Init(kStrips + 1, kStrips);
     for (uint32_t stage = 0; stage < kStages; ++stage) InitBarrier(EmptyX(stage), kStrips);
   }
   __device__ __forceinline__ PipelineStage TurnOf(uint32_t panel) const {

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "nvrtc/expression.h"
+#include "nvrtc/tensor_map.h"
 #include "packed/kernels/packed_launch.h"
 
 namespace jaxsparse {
@@ -46,6 +47,18 @@ LaunchShape Shape(const PackedProblem& p) {
           config.SharedBytes(), cluster};
 }
 
+std::string Launch(const PackedProblem& p, const CudaLaunch& launch) {
+  PackedWgmmaProblem wgmma{p};
+  const PackedWgmmaConfig config = ConfigOf(p);
+  std::string reason;
+  if (PackedCopiesX(p, config.x_on_left)) {
+    const int64_t lines = config.x_on_left ? p.n : p.k, width = config.x_on_left ? p.k : p.n;
+    reason = EncodeTensorMap({p.x.data, 1, lines, width}, &wgmma.tiles_of_x,
+                             {config.XLines(), config.XWidth()});
+  }
+  return reason.empty() ? launch.With(&wgmma) : reason;
+}
+
 bool Fits(const PackedProblem& p) {
   const PackedWgmmaConfig config = ConfigOf(p);
   return p.gpu.compute_capability == 90 && FitsPacked(p) &&
@@ -79,6 +92,7 @@ double Cost(const PackedProblem& p) {
 
 }  // namespace
 
-extern constinit const PackedVariant kPackedWgmma{"packed_wgmma", Fits, Cost, Source, Shape};
+extern constinit const PackedVariant kPackedWgmma{"packed_wgmma", Fits,    Cost,  Source,
+                                                  Shape,          nullptr, Launch};
 
 }  // namespace jaxsparse

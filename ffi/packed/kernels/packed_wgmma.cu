@@ -19,22 +19,17 @@
 namespace jaxsparse {
 
 // A range's warp that copies: words and masks of its strips, by a lane each, and panels of x.
-// `piece_of_lane` loads what is needed to begin with words, x needs none of it.
-template <typename T, PackedWgmmaConfig kConfig, typename Function>
+template <typename T, PackedWgmmaConfig kConfig>
 __device__ __forceinline__ void ProduceRange(PackedXProducer<T, kConfig> x,
-                                             const PackedTurns<kConfig>& turns, uint32_t panels,
-                                             Function piece_of_lane) {
-  if (panels == 0) return;
+                                             PackedWordProducer<kConfig> words,
+                                             const PackedTurns<kConfig>& turns, uint32_t panels) {
   PipelineState<kConfig.Stages()> stage;
-  x.Copy(stage.stage, turns.TurnOf(0).full);
-  PackedWordProducer<kConfig> words(turns, piece_of_lane());
-  words.Turn(0);
 #pragma unroll 1
-  for (uint32_t panel = 1; panel < panels; ++panel) {
+  for (uint32_t panel = 0; panel < panels; ++panel) {
     words.Turn(panel);
-    stage.Advance();
-    WaitForPhase(turns.EmptyX(stage.stage), stage.phase ^ 1);
+    if (panel >= kConfig.Stages()) WaitForPhase(turns.EmptyX(stage.stage), stage.phase ^ 1);
     x.Copy(stage.stage, turns.TurnOf(panel).full);
+    stage.Advance();
   }
 }
 
@@ -62,7 +57,6 @@ __device__ __forceinline__ void SumPiece(const PackedPanelsOfX<kConfig>& x,
 #pragma unroll 1
   for (uint32_t panel = 0; panel < panels; ++panel) {
     turns.TurnOf(panel).WaitUntilFull();
-    FenceShared();                 // tensor cores read what lanes had copied
     uint32_t a[2][kFragments][4];  // one is made while tensor cores read the other
     uint32_t mask = 0;
 #pragma unroll
@@ -104,7 +98,7 @@ __device__ __forceinline__ void SumPiece(const PackedPanelsOfX<kConfig>& x,
 // A block has as many parts as it has ranges; where there are more, blocks of all are a cluster.
 template <typename T, typename Out, PackedWgmmaConfig kConfig>
 __global__ void __launch_bounds__(kConfig.Threads(), 1)
-    PackedWgmma(const __grid_constant__ PackedProblem p) {
+    PackedWgmma(const __grid_constant__ PackedWgmmaProblem p) {
   constexpr int kWarps = kConfig.warps, kStrips = kConfig.Strips(), kRanges = kConfig.ranges;
   constexpr int kTiles = kConfig.columns / 8;
   // Named barriers: of ranges, where copies begin, and of strips, where sums are added up.
@@ -148,8 +142,9 @@ __global__ void __launch_bounds__(kConfig.Threads(), 1)
       }
       __syncwarp();
       ArriveAt<kThreadsOfRange>(kRangeBarriers + range);
-      ProduceRange<T, kConfig>({x, p, int64_t{panels} * part * kPackedPanelColumns, first_column},
-                               turns, panels, [&] { return piece_of(strip); });
+      ProduceRange<T, kConfig>(
+          {x, p, static_cast<int>(panels) * part * kPackedPanelColumns, first_column},
+          {turns, piece_of(strip)}, turns, panels);
       __syncwarp();
     }
     if (blocks > 1) {

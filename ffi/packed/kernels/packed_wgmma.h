@@ -3,12 +3,26 @@
 #pragma once
 
 #include "cuda/pipeline.h"
+#include "cuda/tensor_map.h"
 #include "packed/kernels/lane_streams.h"
 
 namespace jaxsparse {
 
 // As many blocks as a cluster may have on every GPU.
 constexpr int kMostBlocksOfCluster = 8;
+
+struct PackedWgmmaProblem : PackedProblem {
+  TensorMap tiles_of_x = {};  // where x is copied by tiles (PackedCopiesX)
+};
+
+// Whether tiles of x are copied by one instruction each. Else lanes copy them number by number. A
+// single column is a line, whatever `left` says.
+JAXSPARSE_INLINE bool PackedCopiesX(const PackedProblem& p, bool left) {
+  constexpr int kChunk = 16;  // bytes
+  const int64_t pitch = left ? p.k : p.n;
+  return p.k > 0 && (p.n == 1 || pitch * 2 % kChunk == 0) &&
+         reinterpret_cast<uint64_t>(p.x.data) % kChunk == 0;
+}
 
 struct PackedWgmmaConfig {
   PackedNumbers numbers = PackedNumbers::kPlain;
@@ -48,6 +62,9 @@ struct PackedWgmmaConfig {
   // rows panels need; barriers.
   static constexpr int kSharedBytes = 227 << 10;  // that a block may have
   constexpr int PanelBytes() const { return columns * kPackedPanelColumns * 2; }
+  // Tiles of x, of which a panel has one or two: lines of so many numbers.
+  constexpr int XLines() const { return x_on_left ? columns : kPackedPanelColumns; }
+  constexpr int XWidth() const { return x_on_left ? 64 : columns; }
   constexpr int XBytes() const { return ranges * Stages() * PanelBytes(); }
   constexpr int MasksAt() const { return PackedRingBytes(RingRows()); }
   constexpr int NeededAt() const { return MasksAt() + Turns() * PackedMasksBytes(cell); }

@@ -15,7 +15,17 @@ struct Wgmma {
   static constexpr PackedWgmmaConfig kConfig = kWgmma;
   static constexpr int kParts = kWgmma.ranges;
 
-  static void Run(const PackedProblem& p, bool backwards) {
+  static void Run(const PackedProblem& problem, bool backwards) {
+    PackedWgmmaProblem p{problem};
+    if (PackedCopiesX(p, kWgmma.x_on_left)) {
+      const EmulatedTensorMap map{.data = static_cast<const uint16_t*>(p.x.data),
+                                  .count = 1,
+                                  .lines = kWgmma.x_on_left ? p.n : p.k,
+                                  .width = kWgmma.x_on_left ? p.k : p.n,
+                                  .tile_lines = kWgmma.XLines(),
+                                  .tile_width = kWgmma.XWidth()};
+      std::memcpy(&p.tiles_of_x, &map, sizeof(map));
+    }
     const int64_t tiles = PackedTiles(p, kWgmma.TileRows(), kWgmma.columns);
     const int cluster = static_cast<int>(p.parts) / kWgmma.ranges;
     emulated::Launch({.blocks = static_cast<int>(tiles * cluster),

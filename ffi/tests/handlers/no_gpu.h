@@ -30,7 +30,7 @@ std::string LaunchKernel(const void* kernel, const LaunchShape&, void* problem, 
 Gpu GpuOf(int) { return {}; }
 ScopedDevice::ScopedDevice(int device) : wanted_(device) {}
 ScopedDevice::~ScopedDevice() {}
-std::string EncodeTensorMap(const MatricesOfHalves&, TensorMap*) { return ""; }
+std::string EncodeTensorMap(const MatricesOfHalves&, TensorMap*, const TileOfHalves&) { return ""; }
 std::string EncodeTensorMap(const ArrayOfHalves&, int, TensorMap*) { return ""; }
 uint32_t* FailureWord(int, std::string*) {
   static uint32_t word = 0;

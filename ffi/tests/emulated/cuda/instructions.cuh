@@ -201,27 +201,32 @@ inline void BulkCopy(void* shared, const void* from, uint32_t bytes, uint64_t* b
 struct EmulatedTensorMap {
   const uint16_t* data;
   int64_t count, lines, width;
+  int tile_lines = kTileSize, tile_width = kTileSize;
 };
 inline void TensorCopy(void* shared, const TensorMap& map, int column, int line, int matrix,
                        uint64_t* barrier) {
   EmulatedTensorMap m;
   static_assert(sizeof(m) <= sizeof(map));
   std::memcpy(&m, &map, sizeof(m));
-  constexpr int kRowBytes = kTileSize * 2, kChunk = 16, kRepeat = 8 * kRowBytes;
-  if (reinterpret_cast<uint64_t>(shared) % kRepeat != 0 || m.width * 2 % kChunk != 0 ||
+  // Chunks change places by the bits of a place that say which 128 bytes it is in.
+  constexpr int kChunk = 16, kLine = 128;
+  const int row_bytes = m.tile_width * 2, chunks = row_bytes / kChunk;
+  if (reinterpret_cast<uint64_t>(shared) % (8 * row_bytes) != 0 ||
+      (m.lines > 1 && m.width * 2 % kChunk != 0) ||
       reinterpret_cast<uint64_t>(m.data) % kChunk != 0) {
     emulated::Block::Fail("misaligned tensor copy");
   }
-  for (int l = 0; l < kTileSize; ++l) {
-    for (int c = 0; c < kTileSize; ++c) {
+  for (int l = 0; l < m.tile_lines; ++l) {
+    for (int c = 0; c < m.tile_width; ++c) {
       const bool exists = column + c < m.width && line + l < m.lines && matrix < m.count;
       const int64_t from = (matrix * m.lines + line + l) * m.width + column + c;
       const uint16_t bits = exists ? m.data[from] : 0;
-      const int to = l * kRowBytes + (c * 2 ^ l % 8 * kChunk);
+      const int at = l * row_bytes;
+      const int to = at + (c * 2 ^ at / kLine % chunks * kChunk);
       std::memcpy(static_cast<char*>(shared) + to, &bits, sizeof(bits));
     }
   }
-  emulated::Block::current->Count(barrier, 0, -int64_t{kTileSize * kRowBytes});
+  emulated::Block::current->Count(barrier, 0, -int64_t{m.tile_lines} * row_bytes);
 }
 // Of four dimensions, in boxes of so many lines.
 struct EmulatedArrayMap {
