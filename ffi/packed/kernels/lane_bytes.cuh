@@ -84,9 +84,11 @@ struct LaneBytes {
   uint32_t begin;  // of the ring, for the lane
   Place places[kStreams];
 
-  __device__ explicit LaneBytes(uint32_t ring) : begin(ring + threadIdx.x % kWarp * 4) {
+  __device__ explicit LaneBytes(uint32_t ring) : begin(ring + threadIdx.x % kWarp * 4) { Begin(0); }
+
+  __device__ __forceinline__ void Begin(uint32_t row) {
 #pragma unroll
-    for (int i = 0; i < kStreams; ++i) places[i].at = begin + i + Place::kBytes;
+    for (int i = 0; i < kStreams; ++i) places[i].Begin(row, begin + i);
   }
 
   __device__ __forceinline__ void Wrap() {

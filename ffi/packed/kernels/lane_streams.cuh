@@ -21,6 +21,7 @@ struct PackedPiece {
   uint32_t rows;  // of words
   uint32_t panel_count;
 
+  PackedPiece() = default;
   __device__ PackedPiece(const PackedProblem& p, int64_t piece)
       : PackedPiece(p, piece, static_cast<uint32_t>(PackedPanels(p.k, p.parts))) {}
   // Where it is known how many panels the piece has.
@@ -74,16 +75,18 @@ class PackedPanelRows {
 // Rows of a piece from one on, of which one thread asks for bulk copies to a ring of so many.
 template <int kRingRows>
 class PackedBulkRows {
-  uint32_t begin_, first_, rest_, behind_, again_;
+  uint32_t begin_, place_, first_, rest_, behind_, again_;
 
  public:
-  // Up to `end`, but no more than there are, nor than the ring has room for.
-  __device__ __forceinline__ PackedBulkRows(const PackedPiece& piece, uint32_t begin, uint32_t end)
-      : begin_(begin) {
+  // Up to `end`, but no more than there are, nor than the ring has room for. The first one is
+  // number `at` of all that pass through the ring.
+  __device__ __forceinline__ PackedBulkRows(const PackedPiece& piece, uint32_t begin, uint32_t end,
+                                            uint32_t at)
+      : begin_(begin), place_(at % kRingRows) {
     const uint32_t most = begin + kRingRows;
     end = end < piece.rows ? end : piece.rows;
     end = end < begin ? begin : end < most ? end : most;
-    const uint32_t count = end - begin, place = begin % kRingRows;
+    const uint32_t count = end - begin, place = place_;
     const uint32_t room = kRingRows - place;
     first_ = count < room ? count : room;
     rest_ = count - first_;  // from the beginning of the ring on
@@ -103,7 +106,7 @@ class PackedBulkRows {
       if (count > 0) BulkCopy(&SharedAt<char>(to), rows, count * kPackedRowBytes, barrier);
     };
     const unsigned char* from = piece.words + static_cast<int64_t>(begin_) * kPackedRowBytes;
-    const uint32_t to = ring + begin_ % kRingRows * kPackedRowBytes;
+    const uint32_t to = ring + place_ * kPackedRowBytes;
     copy(to, from, first_ + behind_);
     copy(ring, from + first_ * kPackedRowBytes, rest_);
     copy(to + kRingRows * kPackedRowBytes, from, again_);
@@ -149,7 +152,7 @@ class PackedArrivals {
 
   __device__ __forceinline__ void AskInBulk(uint32_t end, uint32_t first_panel, int panels,
                                             int stage) {
-    const PackedBulkRows<kPackedRingRows> rows(piece_, asked_, end);
+    const PackedBulkRows<kPackedRingRows> rows(piece_, asked_, end, asked_);
     if (threadIdx.x % kWarp == 0) {
       uint64_t* barrier = barriers_ + turn_ % kPackedTurns;
       ArriveAndExpect(barrier, rows.Bytes() + panels * kMasksBytes);
@@ -225,6 +228,10 @@ struct PackedPlace {
   __device__ __forceinline__ void Wrap(uint32_t begin) {
     if (at > begin + kBytes) at -= kBytes;
   }
+  // At that row of the ring, or at the copy of the first one, in front of which a row is.
+  __device__ __forceinline__ void Begin(uint32_t row, uint32_t begin) {
+    at = begin + (row == 0 ? kBytes : row * kPackedRowBytes);
+  }
   // No stream is more than kPackedDrift rows behind the longest, which has `rows`.
   __device__ __forceinline__ void PadTo(uint32_t rows, uint32_t begin) {
     constexpr uint32_t kMost = kPackedDrift * kPackedRowBytes;
@@ -233,8 +240,9 @@ struct PackedPlace {
   }
 };
 
-// A lane's streams of a piece. Fragments() makes the next ones, from the first one on of a step
-// that has that mask, as mma.m16n8k16 takes them: some at once, four between two calls of Wrap().
+// A lane's streams of a piece, which begin at a row of the ring. Fragments() makes the next ones,
+// from the first one on of a step that has that mask, as mma.m16n8k16 takes them: some at once,
+// four between two calls of Wrap().
 //
 // If a number is stored, it stands where the lane is before its bit is counted, and one row in
 // front of where the lane is after that. So one addition, between two numbers, serves both. Bits
@@ -248,11 +256,14 @@ struct LaneStreams<1, kRingRows> {
   uint32_t begin;  // of the ring, for the lane
   PackedPlace<kRingRows> first, second;
 
-  __device__ explicit LaneStreams(uint32_t ring)
-      : begin(ring + threadIdx.x % kWarp * 4),
-        first{begin + first.kBytes},
-        second{begin + 2 + second.kBytes} {}
+  __device__ explicit LaneStreams(uint32_t ring) : begin(ring + threadIdx.x % kWarp * 4) {
+    Begin(0);
+  }
 
+  __device__ __forceinline__ void Begin(uint32_t row) {
+    first.Begin(row, begin);
+    second.Begin(row, begin + 2);
+  }
   __device__ __forceinline__ void Wrap() {
     first.Wrap(begin);
     second.Wrap(begin + 2);
@@ -302,9 +313,11 @@ struct LaneStreams<2, kRingRows> {
   uint32_t begin;
   PackedPlace<kRingRows> pairs;
 
-  __device__ explicit LaneStreams(uint32_t ring)
-      : begin(ring + threadIdx.x % kWarp * 4), pairs{begin + pairs.kBytes} {}
+  __device__ explicit LaneStreams(uint32_t ring) : begin(ring + threadIdx.x % kWarp * 4) {
+    Begin(0);
+  }
 
+  __device__ __forceinline__ void Begin(uint32_t row) { pairs.Begin(row, begin); }
   __device__ __forceinline__ void Wrap() { pairs.Wrap(begin); }
   __device__ __forceinline__ void PadTo(uint32_t rows) { pairs.PadTo(rows, begin); }
 

@@ -39,11 +39,11 @@ struct PackedPanelsOfX {
   }
 };
 
-// A warp that copies panels of a range, one after another. Each time one of its lanes arrives.
+// A warp that copies panels of a range, one after another, for one tile after another.
 template <typename T, PackedWgmmaConfig kConfig>
 class PackedXProducer {
   using Panels = PackedPanelsOfX<kConfig>;
-  static constexpr bool kLeft = Panels::kLeft;
+  static constexpr bool kLeft = Panels::kLeft, kTiles = kConfig.IsForTiles();
   // Numbers that a lane copies side by side, and lines that lanes copy at once.
   static constexpr int kVector = 8, kLines = Panels::kLines;
   static constexpr int kAcross = (kLeft ? Panels::kPanel : Panels::kColumns) / kVector;
@@ -52,8 +52,8 @@ class PackedXProducer {
 
   const Panels& panels_;
   const PackedWgmmaProblem& p_;
-  int row_, column_;  // of x, the next panel's first ones
-  bool by_tiles_;
+  int first_row_, row_, column_ = 0;  // of x: of the range, and where the next panel begins
+  bool wide_;                         // not number by number
 
   __device__ __forceinline__ void CopyTiles(uint32_t to, uint64_t* full) const {
     ArriveAndExpect(full, kConfig.PanelBytes());
@@ -67,18 +67,41 @@ class PackedXProducer {
       TensorCopy(&SharedAt<char>(to), p_.tiles_of_x, column_, row_, 0, full);
     }
   }
+
+  // What a lane copies of a panel: from its first line and number on.
+  struct Lane {
+    int line, across;
+    int lines, width;  // that x has from there on
+    int64_t pitch;
+    const T* from;
+  };
+  __device__ __forceinline__ Lane OwnPart() const {
+    Lane own;
+    const int lane = static_cast<int>(threadIdx.x % kWarp);
+    own.line = lane / kAcross, own.across = lane % kAcross * kVector;
+    const auto rows = static_cast<int>(p_.k) - row_, columns = static_cast<int>(p_.n) - column_;
+    own.lines = (kLeft ? columns : rows) - own.line;
+    own.width = (kLeft ? rows : columns) - own.across;
+    own.pitch = kLeft ? p_.k : p_.n;
+    own.from = static_cast<const T*>(p_.x.data) +
+               (int64_t{kLeft ? column_ : row_} + own.line) * own.pitch + (kLeft ? row_ : column_) +
+               own.across;
+    return own;
+  }
+  __device__ __forceinline__ void CopyVectors(uint32_t to) const {
+    Lane own = OwnPart();
+    const int lines = own.width > 0 ? own.lines : 0;
+#pragma unroll 8
+    for (int line = 0; line < kLines; line += kDown) {
+      AsyncCopyOrZero(to + Panels::PlaceOf(own.line + line, own.across), own.from, line < lines);
+      own.from += kDown * own.pitch;
+    }
+  }
   // All numbers of some lines at once: each load waits for memory.
   __device__ __forceinline__ void CopyNumbers(uint32_t to) const {
     constexpr int kMost = kConfig.columns > 32 ? 1 : 4;  // that registers have room for
     constexpr int kAtOnce = kLines / kDown < kMost ? kLines / kDown : kMost;
-    const int lane = static_cast<int>(threadIdx.x % kWarp);
-    const int line = lane / kAcross, across = lane % kAcross * kVector;
-    const auto rows = static_cast<int>(p_.k) - row_, columns = static_cast<int>(p_.n) - column_;
-    const int lines = (kLeft ? columns : rows) - line, width = (kLeft ? rows : columns) - across;
-    const int64_t pitch = kLeft ? p_.k : p_.n;
-    const T* from = static_cast<const T*>(p_.x.data) +
-                    (int64_t{kLeft ? column_ : row_} + line) * pitch + (kLeft ? row_ : column_) +
-                    across;
+    Lane own = OwnPart();
 #pragma unroll 1
     for (int first = 0; first < kLines; first += kAtOnce * kDown) {
       T numbers[kAtOnce][kVector];
@@ -86,40 +109,52 @@ class PackedXProducer {
       for (int i = 0; i < kAtOnce; ++i) {
 #pragma unroll
         for (int e = 0; e < kVector; ++e) {
-          numbers[i][e] =
-              first + i * kDown < lines && e < width ? from[i * kDown * pitch + e] : T{};
+          const bool exists = first + i * kDown < own.lines && e < own.width;
+          numbers[i][e] = exists ? own.from[i * kDown * own.pitch + e] : T{};
         }
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        const uint32_t place = to + Panels::PlaceOf(line + first + i * kDown, across);
+        const uint32_t place = to + Panels::PlaceOf(own.line + first + i * kDown, own.across);
 #pragma unroll
         for (int e = 0; e < kVector; ++e) SharedAt<T>(place + e * sizeof(T)) = numbers[i][e];
       }
-      from += kAtOnce * kDown * pitch;
+      own.from += kAtOnce * kDown * own.pitch;
     }
   }
 
  public:
-  __device__ PackedXProducer(const Panels& panels, const PackedWgmmaProblem& p, int first_row,
-                             int first_column)
-      : panels_(panels),
-        p_(p),
-        row_(first_row),
-        column_(first_column),
-        by_tiles_(PackedCopiesX(p, kLeft)) {}
+  // Threads that arrive for a panel.
+  static constexpr uint32_t kArrivals = kTiles ? 1 : kWarp;
 
-  // Has the next panel copied; places that x does not have are 0.
+  __device__ PackedXProducer(const Panels& panels, const PackedWgmmaProblem& p, int first_row)
+      : panels_(panels), p_(p), first_row_(first_row) {
+    wide_ = kTiles ? CopiesTiles(p, kConfig) : p.n % kVector == 0 && IsAligned<Words4>(p.x.data);
+  }
+
+  __device__ __forceinline__ void Begin(int first_column) {
+    row_ = first_row_;
+    column_ = first_column;
+  }
+  // Has the next panel copied; places that x does not have are 0. Nobody waits for vectors: each
+  // lane arrives at `full` once its own are there, and those who wait there fence what they read.
   __device__ __forceinline__ void Copy(uint32_t stage, uint64_t* full) {
-    const bool arrives = threadIdx.x % kWarp == 0;
     const uint32_t to = panels_.Stage(stage);
-    if (by_tiles_) {
-      if (arrives) CopyTiles(to, full);
+    const bool is_first = threadIdx.x % kWarp == 0;
+    if (wide_) {
+      if constexpr (kTiles) {
+        if (is_first) CopyTiles(to, full);
+      } else {
+        CopyVectors(to);
+        ArriveWhenCopied(full);
+      }
     } else {
       CopyNumbers(to);
-      FenceShared();  // tensor cores read what lanes have written
-      __syncwarp();
-      if (arrives) Arrive(full);
+      if constexpr (kTiles) {
+        FenceShared();
+        __syncwarp();
+      }
+      if (!kTiles || is_first) Arrive(full);
     }
     row_ += Panels::kPanel;
   }

@@ -4,7 +4,8 @@
 // Each panel has a turn, which brings what the panel reads, x included. It begins as soon as there
 // is room for that in the rings of all strips of the range, which are through with panels before
 // it. Whatever a pattern says, there is once they are through with the last one of these. Masks of
-// some panels, which lie side by side, come at once with the turn of the first one.
+// some panels, which lie side by side, come at once with the turn of the first one. Turns, and
+// places in rings, go on from one tile's panels to those of the next.
 #pragma once
 
 #include "cuda/pipeline.cuh"
@@ -33,13 +34,13 @@ class PackedTurns {
         barriers_(shared + kConfig.BarriersAt() + range * kConfig.BarriersBytesOfRange()) {}
 
   // By one thread, before FenceShared and a barrier of the range. Of each strip a lane asks for
-  // words, and one for x.
-  __device__ void Init() const {
-    for (uint32_t panel = 0; panel < kTurns; ++panel) TurnOf(panel).Init(kStrips + 1, kStrips);
+  // words, and so many threads for x.
+  __device__ void Init(uint32_t for_x) const {
+    for (uint32_t turn = 0; turn < kTurns; ++turn) TurnOf(turn).Init(kStrips + for_x, kStrips);
     for (uint32_t stage = 0; stage < kStages; ++stage) InitBarrier(EmptyX(stage), kStrips);
   }
-  __device__ __forceinline__ PipelineStage TurnOf(uint32_t panel) const {
-    const auto at = PipelineState<kTurns>::Of(panel);
+  __device__ __forceinline__ PipelineStage TurnOf(uint32_t turn) const {
+    const auto at = PipelineState<kTurns>::Of(turn);
     return {Barrier(at.stage), Barrier(kTurns + at.stage), at.phase};
   }
   // Where it is known that a stage of x has been read.
@@ -50,12 +51,19 @@ class PackedTurns {
   __device__ __forceinline__ uint32_t Ring(int strip) const {
     return warps_ + strip * kConfig.WarpBytes();
   }
-  __device__ __forceinline__ uint32_t Masks(int strip, uint32_t panel) const {
-    return Ring(strip) + kConfig.MasksAt() + panel % kTurns * PackedMasksBytes(kConfig.cell);
+  __device__ __forceinline__ uint32_t Masks(int strip, uint32_t turn) const {
+    return Ring(strip) + kConfig.MasksAt() + turn % kTurns * PackedMasksBytes(kConfig.cell);
   }
-  // The row of words up to which a strip reads in a panel.
-  __device__ __forceinline__ uint32_t Needed(int strip, uint32_t panel) const {
-    return Ring(strip) + kConfig.NeededAt() + panel % kTurns * 4;
+  // The row of the ring up to which a strip reads in a turn.
+  __device__ __forceinline__ uint32_t Needed(int strip, uint32_t turn) const {
+    return Ring(strip) + kConfig.NeededAt() + turn % kTurns * 4;
+  }
+  // How many rows all streams of a strip are through with then, of all that ever come.
+  __device__ __forceinline__ uint32_t Free(int strip, uint32_t turn) const {
+    return Ring(strip) + kConfig.FreeAt() + turn % kTurns * 4;
+  }
+  __device__ __forceinline__ uint32_t Sums(int strip) const {
+    return Ring(strip) + kConfig.SumsAt();
   }
 };
 
@@ -67,55 +75,76 @@ class PackedWordProducer {
   static constexpr uint32_t kTurns = kConfig.Turns(), kMasksAtOnce = kTurns / 2;  // of panels
   const PackedTurns<kConfig>& turns_;
   PackedPiece piece_;
-  uint32_t asked_ = 0;                   // rows
-  uint32_t through_ = 0;                 // so many panels all strips are known to be
-  uint32_t free_ = 0, next_free_, end_;  // rows that are then free, and those of the next turn
+  uint32_t panel_ = 0;           // of the piece, the next one
+  uint32_t before_ = 0;          // rows of pieces before this one
+  uint32_t asked_ = 0;           // rows of the piece
+  uint32_t turn_ = 0;            // the next one
+  uint32_t through_ = 0;         // so many turns all strips are known to be
+  uint32_t free_ = 0;            // rows that are then free, of all
+  Words2 now_ = {}, next_ = {};  // what the piece says of the next two panels
 
-  __device__ __forceinline__ uint32_t FreeBehind(uint32_t panels) const {
-    return panels < piece_.panel_count ? piece_.panels[panels].x : 0;
+  __device__ __forceinline__ Words2 Load(uint32_t panel) const {
+    return panel < piece_.panel_count ? piece_.panels[panel] : Words2{};
   }
-  __device__ __forceinline__ uint32_t EndOf(uint32_t panel) const {
-    return panel < piece_.panel_count ? piece_.panels[panel].y : 0;
+  __device__ __forceinline__ int Strip() const {
+    return static_cast<int>(threadIdx.x % kWarp) % kConfig.Strips();
   }
 
  public:
-  __device__ PackedWordProducer(const PackedTurns<kConfig>& turns, const PackedPiece& piece)
-      : turns_(turns), piece_(piece), next_free_(FreeBehind(1)), end_(EndOf(0)) {}
+  __device__ explicit PackedWordProducer(const PackedTurns<kConfig>& turns) : turns_(turns) {}
 
-  __device__ __forceinline__ void Turn(uint32_t panel) {
-    const uint32_t next_end = EndOf(panel + 1);
-    uint32_t masks = 0;  // of so many panels
-    if (panel % kMasksAtOnce == 0) {
-      const uint32_t left = piece_.panel_count - panel;
-      masks = left < kMasksAtOnce ? left : kMasksAtOnce;
+  // A piece for each lane, behind those before it.
+  __device__ __forceinline__ void Begin(const PackedPiece& piece) {
+    piece_ = piece;
+    panel_ = asked_ = 0;
+    now_ = Load(0);
+    next_ = Load(1);
+  }
+
+  // The turn of the next panel.
+  __device__ __forceinline__ PipelineStage Turn() {
+    const Words2 after = Load(panel_ + 2);
+    const uint32_t end = now_.y;
+    uint32_t masks = 0;  // of so many panels: in turns they do not go over the end of their room
+    if (panel_ == 0 || turn_ % kMasksAtOnce == 0) {
+      const uint32_t left = piece_.panel_count - panel_;
+      const uint32_t room = kMasksAtOnce - turn_ % kMasksAtOnce;
+      masks = left < room ? left : room;
     }
     // Until there is room for the masks, what else is under way, and words.
-    const uint32_t least = panel + (masks > 0 ? masks : 1);
+    const uint32_t least = turn_ + (masks > 0 ? masks : 1);
+    const int strip = Strip();
 #pragma unroll 1
-    while (through_ < panel &&
-           (through_ + kTurns < least || __any_sync(kAllLanes, end_ > free_ + kRing))) {
-      const PipelineStage before = turns_.TurnOf(through_);
-      WaitForPhase(before.empty, before.phase);
-      free_ = next_free_;
-      next_free_ = FreeBehind(++through_ + 1);
+    while (through_ < turn_ &&
+           (through_ + kTurns < least || __any_sync(kAllLanes, before_ + end - free_ > kRing))) {
+      const PipelineStage earlier = turns_.TurnOf(through_);
+      WaitForPhase(earlier.empty, earlier.phase);
+      free_ = SharedAt<const uint32_t>(turns_.Free(strip, through_));
+      ++through_;
     }
-    const int strip = static_cast<int>(threadIdx.x % kWarp);
-    if (strip < kConfig.Strips()) {
-      const PackedBulkRows<kRing> rows(piece_, asked_, end_);
+    const bool is_last = panel_ + 1 == piece_.panel_count;
+    const PipelineStage turn = turns_.TurnOf(turn_);
+    if (threadIdx.x % kWarp < kConfig.Strips()) {
+      SharedAt<uint32_t>(turns_.Needed(strip, turn_)) = (before_ + end) % kRing;
+      SharedAt<uint32_t>(turns_.Free(strip, turn_)) = before_ + (is_last ? end : next_.x);
+      const PackedBulkRows<kRing> rows(piece_, asked_, end, before_ + asked_);
       asked_ = rows.End();
-      SharedAt<uint32_t>(turns_.Needed(strip, panel)) = end_;
-      const PipelineStage turn = turns_.TurnOf(panel);
       turn.Expect(rows.Bytes() + masks * kMasksBytes);
       rows.Copy(piece_, turns_.Ring(strip), turn.full);
       if (masks > 0) {
-        BulkCopy(&SharedAt<char>(turns_.Masks(strip, panel)),
+        BulkCopy(&SharedAt<char>(turns_.Masks(strip, turn_)),
                  reinterpret_cast<const unsigned char*>(piece_.masks) +
-                     static_cast<int64_t>(panel) * kMasksBytes,
+                     static_cast<int64_t>(panel_) * kMasksBytes,
                  masks * kMasksBytes, turn.full);
       }
     }
     __syncwarp();
-    end_ = next_end;
+    if (is_last) before_ += end;
+    now_ = next_;
+    next_ = after;
+    ++panel_;
+    ++turn_;
+    return turn;
   }
 };
 

@@ -43,15 +43,18 @@ KernelSource Source(const PackedProblem& p) {
 LaunchShape Shape(const PackedProblem& p) {
   const PackedWgmmaConfig config = ConfigOf(p);
   const int cluster = BlocksOfCluster(p, config);
-  return {PackedTiles(p, config.TileRows(), config.columns) * cluster, config.Threads(),
-          config.SharedBytes(), cluster};
+  int64_t tiles = PackedTiles(p, config.TileRows(), config.columns);
+  if (cluster == 1 && config.MakesMoreTiles()) {
+    tiles = std::min<int64_t>(tiles, p.gpu.multiprocessors);
+  }
+  return {tiles * cluster, config.Threads(), config.SharedBytes(), cluster};
 }
 
 std::string Launch(const PackedProblem& p, const CudaLaunch& launch) {
   PackedWgmmaProblem wgmma{p};
   const PackedWgmmaConfig config = ConfigOf(p);
   std::string reason;
-  if (PackedCopiesX(p, config.x_on_left)) {
+  if (CopiesTiles(p, config)) {
     const int64_t lines = config.x_on_left ? p.n : p.k, width = config.x_on_left ? p.k : p.n;
     reason = EncodeTensorMap({p.x.data, 1, lines, width}, &wgmma.tiles_of_x,
                              {config.XLines(), config.XWidth()});

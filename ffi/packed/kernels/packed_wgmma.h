@@ -11,19 +11,6 @@ namespace jaxsparse {
 // As many blocks as a cluster may have on every GPU.
 constexpr int kMostBlocksOfCluster = 8;
 
-struct PackedWgmmaProblem : PackedProblem {
-  TensorMap tiles_of_x = {};  // where x is copied by tiles (PackedCopiesX)
-};
-
-// Whether tiles of x are copied by one instruction each. Else lanes copy them number by number. A
-// single column is a line, whatever `left` says.
-JAXSPARSE_INLINE bool PackedCopiesX(const PackedProblem& p, bool left) {
-  constexpr int kChunk = 16;  // bytes
-  const int64_t pitch = left ? p.k : p.n;
-  return p.k > 0 && (p.n == 1 || pitch * 2 % kChunk == 0) &&
-         reinterpret_cast<uint64_t>(p.x.data) % kChunk == 0;
-}
-
 struct PackedWgmmaConfig {
   PackedNumbers numbers = PackedNumbers::kPlain;
   int cell = 1;
@@ -44,6 +31,9 @@ struct PackedWgmmaConfig {
   constexpr int Producers() const { return SharesRegisters() ? kSharing : ranges; }
   constexpr int Threads() const { return (warps + Producers()) * kWarp; }
   constexpr int TileRows() const { return Strips() * kPackedStripRows; }
+  // Whether blocks that are no clusters make one tile after another, while words of the next one
+  // come.
+  constexpr bool MakesMoreTiles() const { return columns <= 32; }
   // Fragments that are made while tensor cores read as many others: all that registers have room
   // for.
   constexpr int Fragments() const { return columns <= 16 ? 4 : 2; }
@@ -54,22 +44,29 @@ struct PackedWgmmaConfig {
     return ranges * columns <= 32 ? 4 : ranges * columns <= 64 ? 3 : 2;
   }
   constexpr int RingRows() const {
-    return ((kSharedBytes - XBytes() - BarriersBytes()) / warps - TurnsBytes()) / kPackedRowBytes -
+    return ((kSharedBytes - XBytes() - BarriersBytes()) / warps - TurnsBytes() - SumsBytes()) /
+               kPackedRowBytes -
            kPackedMirroredRows;
   }
 
-  // Of shared memory, in bytes: panels of x of each range; of each warp a ring, masks, and how many
-  // rows panels need; barriers.
+  // Of shared memory, in bytes: panels of x of each range; of each warp a ring, masks, rows that
+  // panels need and leave free, and sums; barriers.
   static constexpr int kSharedBytes = 227 << 10;  // that a block may have
   constexpr int PanelBytes() const { return columns * kPackedPanelColumns * 2; }
-  // Tiles of x, of which a panel has one or two: lines of so many numbers.
+  // Tiles of x, of which a panel has one or two: lines of so many numbers. Those of few numbers
+  // take long to be copied as tiles, so lanes copy vectors of them.
+  constexpr bool IsForTiles() const { return XWidth() >= 32; }
   constexpr int XLines() const { return x_on_left ? columns : kPackedPanelColumns; }
   constexpr int XWidth() const { return x_on_left ? 64 : columns; }
   constexpr int XBytes() const { return ranges * Stages() * PanelBytes(); }
   constexpr int MasksAt() const { return PackedRingBytes(RingRows()); }
   constexpr int NeededAt() const { return MasksAt() + Turns() * PackedMasksBytes(cell); }
-  constexpr int TurnsBytes() const { return Turns() * (PackedMasksBytes(cell) + 4); }
-  constexpr int WarpBytes() const { return MasksAt() + TurnsBytes(); }
+  constexpr int FreeAt() const { return NeededAt() + Turns() * 4; }
+  constexpr int TurnsBytes() const { return Turns() * (PackedMasksBytes(cell) + 8); }
+  // Sums, which have room of their own unless a block has one tile alone and is through with words.
+  constexpr int SumsBytes() const { return MakesMoreTiles() ? columns / 8 * kPackedSumsBytes : 0; }
+  constexpr int SumsAt() const { return MakesMoreTiles() ? MasksAt() + TurnsBytes() : 0; }
+  constexpr int WarpBytes() const { return MasksAt() + TurnsBytes() + SumsBytes(); }
   constexpr int BarriersAt() const { return XBytes() + warps * WarpBytes(); }
   constexpr int BarriersBytesOfRange() const {
     return (Turns() + Stages()) * kPipelineBarrierBytes;
@@ -77,5 +74,18 @@ struct PackedWgmmaConfig {
   constexpr int BarriersBytes() const { return ranges * BarriersBytesOfRange(); }
   constexpr int SharedBytes() const { return BarriersAt() + BarriersBytes(); }
 };
+
+struct PackedWgmmaProblem : PackedProblem {
+  TensorMap tiles_of_x = {};  // where x is copied by tiles (CopiesTiles)
+};
+
+// Whether tiles of x are copied by one instruction each. Else lanes copy numbers one by one, if the
+// kernel is for tiles. A single column is a line, whose end may be anywhere.
+JAXSPARSE_INLINE bool CopiesTiles(const PackedProblem& p, const PackedWgmmaConfig& config) {
+  constexpr int kChunk = 16;  // bytes
+  const int64_t pitch = config.x_on_left ? p.k : p.n;
+  return config.IsForTiles() && p.k > 0 && (p.n == 1 || pitch * 2 % kChunk == 0) &&
+         reinterpret_cast<uint64_t>(p.x.data) % kChunk == 0;
+}
 
 }  // namespace jaxsparse

@@ -218,6 +218,7 @@ void TestSizes() {
   test({40, 1100, 16, 0.3}, {.bias = true, .activation = Activation::kGelu});
   test({33, 1031, 3, 0.95}, {.activation = Activation::kRelu});
   test({50, 2100, 13, 0.1}, {.parts = 3, .bias = true});
+  test({150, 1600, 26, 0.2}, {.bias = true});
   test({35, 1536, 40, 1.0}, {.parts = 2, .backwards = true});
   test({17, 2047, 5, 0.4}, {.parts = 8});
   test({48, 9000, 8, 0.02}, {});

@@ -17,7 +17,7 @@ struct Wgmma {
 
   static void Run(const PackedProblem& problem, bool backwards) {
     PackedWgmmaProblem p{problem};
-    if (PackedCopiesX(p, kWgmma.x_on_left)) {
+    if (CopiesTiles(p, kWgmma)) {
       const EmulatedTensorMap map{.data = static_cast<const uint16_t*>(p.x.data),
                                   .count = 1,
                                   .lines = kWgmma.x_on_left ? p.n : p.k,
@@ -26,8 +26,10 @@ struct Wgmma {
                                   .tile_width = kWgmma.XWidth()};
       std::memcpy(&p.tiles_of_x, &map, sizeof(map));
     }
-    const int64_t tiles = PackedTiles(p, kWgmma.TileRows(), kWgmma.columns);
     const int cluster = static_cast<int>(p.parts) / kWgmma.ranges;
+    int64_t tiles = PackedTiles(p, kWgmma.TileRows(), kWgmma.columns);
+    // A block has as many as three of five tiles.
+    if (cluster == 1 && kWgmma.MakesMoreTiles() && tiles > 2) tiles = 2;
     emulated::Launch({.blocks = static_cast<int>(tiles * cluster),
                       .threads = kWgmma.Threads(),
                       .cluster = cluster,
