@@ -69,27 +69,31 @@ bool Fits(const PackedProblem& p) {
          config.SharedBytes() <= p.gpu.shared_bytes;
 }
 
-// Predicted, as an H200 was measured with 8192 x 8192 and x on the right: what a fragment takes of
-// a warp, or memory for all. Until the first words are there 3 us pass, which are most of kStart.
+// Predicted, as an H200 was measured with 8192 x 8192: what a fragment takes of a warp, or memory
+// for all. Until the first words are there 3 us pass, which are most of kStart; clusters wait for
+// theirs in each wave.
 double Cost(const PackedProblem& p) {
   constexpr double kStart = 4.5, kForBlock = 0.4;
   const PackedWgmmaConfig config = ConfigOf(p);
   // An instruction takes a warp so many clocks more, as cells of 1 and of 2 were measured.
   constexpr double kOfInstruction = 0.3;
   const int cluster = BlocksOfCluster(p, config);
+  const int64_t blocks = PackedTiles(p, config.TileRows(), config.columns) * cluster;
   // The blocks of a larger cluster are in one of the groups that multiprocessors come in, some of
   // which have fewer of these.
   constexpr int kGroup = 16, kMissing = 2;
   const int64_t groups = std::max<int64_t>(p.gpu.multiprocessors / kGroup, 1);
   const int64_t clusters = std::max<int64_t>(groups * (kGroup / cluster) - kMissing, 1);
   const int64_t at_once = cluster <= 2 ? p.gpu.multiprocessors : clusters * cluster;
-  const double of_column = p.x_on_left ? 0.3 : 0.24;
+  const double of_column = config.IsForTiles() ? 0.16 : 0.22;
   // Where one warp copies for all of a block, others wait for it.
   const double waits = config.ranges == 1 ? 8.5 : 0;
   const double clocks = (p.cell == 1 ? 13.9 : 9.7) +
                         kOfInstruction * InstructionsOfNumbers(p.numbers) +
                         of_column * config.columns + waits;
-  return kStart + PackedMicroseconds(p, Shape(p).blocks, at_once, config.warps, clocks) +
+  const bool waves = cluster > 1 || !config.MakesMoreTiles();
+  const double starts = waves ? static_cast<double>(CeilDivide(blocks, at_once)) : 1;
+  return kStart * starts + PackedMicroseconds(p, blocks, at_once, config.warps, clocks) +
          kForBlock * (cluster - 1);
 }
 
