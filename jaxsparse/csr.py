@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import operator
 from typing import Any
 
@@ -12,14 +11,11 @@ import numpy as np
 import scipy.sparse
 from jax.experimental import sparse as jsparse
 
-from jaxsparse import coordinates, entrywise
+from jaxsparse import csr_formats, csr_tree, entrywise
 from jaxsparse.entrywise import is_dense
-from jaxsparse.integers import integer
 from jaxsparse.ops.multiply import multiply
 from jaxsparse.packed import Packed
 from jaxsparse.topology import Topology
-from jaxsparse.topology_arguments import check_shape
-from jaxsparse.topology_key import TopologyKey
 
 
 class CSR:
@@ -118,24 +114,7 @@ class CSR:
                 "CSR.fromdense: needs a dense array, got a sparse matrix: use CSR.from_scipy, "
                 f"from_bcsr or from_bcoo; got {type(x).__name__}"
             )
-        x = jnp.asarray(x)
-        if x.ndim < 2:
-            raise ValueError(f"CSR.fromdense: needs an array (..., m, k), got shape {x.shape}")
-        mask = x != 0 if mask is None else mask
-        shape = mask.shape if isinstance(mask, Topology) else np.shape(mask)
-        if shape[-2:] != x.shape[-2:]:
-            raise ValueError(
-                f"CSR.fromdense: mask of shape {shape} must have the last dimensions of {x.shape}"
-            )
-        if isinstance(mask, Topology) and nse not in (None, mask.nse):
-            raise ValueError(
-                f"CSR.fromdense: nse must be that of the topology, {mask.nse}, got {nse}"
-            )
-        topology = mask if isinstance(mask, Topology) else Topology.from_mask(mask, nse=nse)
-        if x.shape[-2:] != topology.shape:
-            raise ValueError(f"CSR.fromdense: needs a matrix {topology.shape}, got {x.shape}")
-        # The pattern of a derivative would reach the compiled function without its positions.
-        return cls(_entries(x, topology.as_dynamic()), topology)
+        return cls(*csr_formats.of_dense(x, mask, nse))
 
     @classmethod
     def from_coo(
@@ -162,51 +141,17 @@ class CSR:
         Array([[0., 2.],
                [4., 0.]], dtype=float32)
         """
-        shape = check_shape(shape)
-        values = jnp.asarray(values)
-        traced = any(isinstance(x, jax.core.Tracer) for x in (rows, columns))
-        module: Any = jnp if traced else np
-        rows, columns = module.asarray(rows), module.asarray(columns)
-        if rows.ndim != 1 or rows.shape != columns.shape or values.shape[-1:] != rows.shape:
-            raise ValueError(
-                "CSR.from_coo: rows, columns and values must have shapes (entries,), (entries,) "
-                f"and (..., entries), got {rows.shape}, {columns.shape} and {values.shape}"
-            )
-        for name, x in ("rows", rows), ("columns", columns):
-            if x.size and not module.issubdtype(x.dtype, module.integer):
-                raise ValueError(f"CSR.from_coo: {name} must be integers, got {x.dtype}")
-        if traced:
-            size = rows.size if nse is None else integer("CSR.from_coo", "nse", nse, 0)
-            compressed = coordinates.compress_traced(rows, columns, shape, size)
-            topology = Topology(compressed.row_offsets, compressed.column_indices, shape)
-        else:
-            for name, x, limit in ("row", rows, shape[0]), ("column", columns, shape[1]):
-                outside = np.flatnonzero((x < 0) | (x >= limit))
-                if outside.size:
-                    raise ValueError(
-                        f"CSR.from_coo: entry {outside[0]} has {name} {x[outside[0]]}, out of "
-                        f"range for {limit} {name}s"
-                    )
-            compressed = coordinates.compress_on_host(rows, columns, shape)
-            topology = Topology.with_room(
-                compressed.row_offsets, compressed.column_indices, shape, nse
-            )
-        entries = compressed.entries
-        return cls(coordinates.sum_into_entries(values, entries, topology.nse), topology)
+        return cls(*csr_formats.of_coordinates(rows, columns, values, shape, nse))
 
     @classmethod
     def from_scipy(cls, matrix: Any) -> CSR:
         """From any SciPy sparse matrix or array; duplicates are summed, columns sorted."""
-        matrix = scipy.sparse.csr_array(matrix, copy=True)
-        matrix.sum_duplicates()
-        return cls(matrix.data, Topology(matrix.indptr, matrix.indices, matrix.shape))
+        return cls(*csr_formats.of_scipy(matrix))
 
     @classmethod
     def from_bcsr(cls, matrix: jsparse.BCSR) -> CSR:
         """From a `jax.experimental.sparse.BCSR` without dense dimensions."""
-        if matrix.n_dense:
-            raise ValueError(f"CSR.from_bcsr: needs n_dense = 0, got {matrix.n_dense}")
-        return cls(matrix.data, Topology(matrix.indptr, matrix.indices, matrix.shape[-2:]))
+        return cls(*csr_formats.of_bcsr(matrix))
 
     @classmethod
     def from_bcoo(cls, matrix: jsparse.BCOO) -> CSR:
@@ -217,18 +162,7 @@ class CSR:
         Raises:
             ValueError: if it has batch or dense dimensions.
         """
-        if matrix.n_batch or matrix.n_dense or matrix.ndim != 2:
-            raise ValueError(
-                f"CSR.from_bcoo: needs two sparse dimensions alone, got {matrix.n_batch} batch, "
-                f"{matrix.n_sparse} sparse and {matrix.n_dense} dense"
-            )
-        rows, columns = matrix.indices[:, 0], matrix.indices[:, 1]
-        if isinstance(rows, jax.core.Tracer):
-            return cls.from_coo(rows, columns, matrix.data, matrix.shape)
-        indices = np.asarray(matrix.indices)
-        stored = np.flatnonzero((indices < matrix.shape).all(-1))  # BCOO pads out of range
-        rows, columns = indices[stored].T
-        return cls.from_coo(rows, columns, matrix.data[stored], matrix.shape)
+        return cls(*csr_formats.of_bcoo(matrix))
 
     @classmethod
     def from_packed(cls, packed: Packed) -> CSR:
@@ -289,43 +223,15 @@ class CSR:
 
     def todense(self) -> jax.Array:
         """The dense matrix ``(..., m, k)``."""
-        m, k = self.shape
-
-        def scatter(values: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
-            dense = jnp.zeros((m, k), self.dtype)
-            if not dense.size:  # a scatter into nothing can't be differentiated
-                return dense
-            entries = dense.at[rows, columns]  # padding has row m
-            if self.dtype == bool:
-                return entries.set(values, mode="drop")
-            return entries.add(values, mode="drop")
-
-        return entrywise.of_each_matrix(self, scatter)
+        return csr_formats.to_dense(self)
 
     def to_scipy(self) -> Any:
         """A `scipy.sparse.csr_array` of one concrete matrix; 16-bit floats become float32."""
-        offsets, columns = self.topology.concrete_arrays("CSR.to_scipy")
-        if self.values.ndim != 1 or isinstance(self.values, jax.core.Tracer):
-            raise ValueError(
-                f"CSR.to_scipy: needs one concrete matrix, got values {self.values.shape}"
-            )
-        values = np.asarray(self.values)
-        if _is_16_bit_float(values):
-            values = values.astype(np.float32)
-        nnz = offsets[-1]
-        return scipy.sparse.csr_array((values[:nnz], columns[:nnz], offsets), shape=self.shape)
+        return csr_formats.to_scipy(self)
 
     def to_bcsr(self) -> jsparse.BCSR:
         """A `jax.experimental.sparse.BCSR`, with padding cut off if the matrix is concrete."""
-        topology = self.topology
-        topology.check_positions()
-        parts = (self.values, topology.column_indices, topology.row_offsets)
-        if not topology.batch_shape and not isinstance(topology.row_offsets, jax.core.Tracer):
-            nnz = topology.nnz
-            parts = (self.values[..., :nnz], topology.column_indices[:nnz], topology.row_offsets)
-        batch = jnp.broadcast_shapes(*(x.shape[:-1] for x in parts))
-        data, indices, offsets = (jnp.broadcast_to(x, (*batch, x.shape[-1])) for x in parts)
-        return jsparse.BCSR((data, indices, offsets), shape=(*batch, *self.shape))
+        return csr_formats.to_bcsr(self)
 
     def to_bcoo(self) -> jsparse.BCOO:
         """A `jax.experimental.sparse.BCOO`."""
@@ -405,7 +311,7 @@ class CSR:
         """
         self.topology.check_transpose("CSR.T")
         topology = self.topology.T  # first: it knows whether there are positions
-        return CSR(_permuted(self.values, self.topology.permutation), topology)
+        return CSR(entrywise.permuted(self.values, self.topology.permutation), topology)
 
     def __matmul__(self, x: Any) -> Any:
         return _product(self, x, transpose=False, dense_on_left=False)
@@ -414,23 +320,12 @@ class CSR:
         return _product(self, x, transpose=True, dense_on_left=True)
 
     def __mul__(self, factor: Any) -> Any:
-        return self._scale(operator.mul, factor)
+        return entrywise.scale(operator.mul, self, factor)
 
     __rmul__ = __mul__
 
     def __truediv__(self, divisor: Any) -> Any:
-        return self._scale(operator.truediv, divisor)
-
-    def _scale(self, function: Any, factor: Any) -> Any:
-        if isinstance(factor, CSR):
-            topology = entrywise.shared_topology(self, factor)
-            if topology is None:
-                raise ValueError(
-                    "CSR: matrices that are multiplied or divided entry by entry must be on one "
-                    f"pattern, got {self.topology!r} and {factor.topology!r}"
-                )
-            return self.with_values(function(self.values, factor.values), topology)
-        return entrywise.scale(function, self, factor)
+        return entrywise.scale(operator.truediv, self, divisor)
 
     def __neg__(self) -> CSR:
         return self.with_values(-self.values)
@@ -439,28 +334,18 @@ class CSR:
         return self.with_values(jnp.abs(self.values))
 
     def __add__(self, other: Any) -> Any:
-        return self._add(operator.add, other)
+        return entrywise.add(operator.add, self, other)
 
     def __radd__(self, other: Any) -> Any:
         if isinstance(other, int) and other == 0:  # what sum() begins with
             return self
-        return self._add(operator.add, other)
+        return entrywise.add(operator.add, self, other)
 
     def __sub__(self, other: Any) -> Any:
-        return self._add(operator.sub, other)
+        return entrywise.add(operator.sub, self, other)
 
     def __rsub__(self, other: Any) -> Any:
-        return self._add(operator.sub, other)
-
-    def _add(self, function: Any, other: Any) -> Any:
-        if isinstance(other, CSR):
-            return entrywise.add(function, self, other)
-        if is_dense(other) or entrywise.is_scalar(other):
-            raise TypeError(
-                "CSR: the sum with a number or a dense array is no sparse matrix: write "
-                f"a.todense() + x; got {type(other).__name__}"
-            )
-        return NotImplemented
+        return entrywise.add(operator.sub, self, other)
 
     def sum(self, axis: int | None = None) -> jax.Array:
         """The sum of all entries, or of each column's (axis 0) or row's (axis 1): dense.
@@ -523,56 +408,7 @@ class CSR:
         )
 
 
-_VALUES, _TOPOLOGY = jax.tree_util.GetAttrKey("values"), jax.tree_util.GetAttrKey("topology")
-
-
-def _flatten(matrix: CSR) -> Any:
-    values, topology = (_VALUES, matrix.values), matrix.topology
-    if isinstance(topology, Topology) and topology.static:
-        return (values,), topology.key
-    return (values, (_TOPOLOGY, topology)), None
-
-
-def _unflatten(key: TopologyKey | None, children: Any) -> CSR:
-    values, topology = children if key is None else (*children, key.topology)
-    return CSR._from_parts(values, topology)
-
-
-def _serialize(key: TopologyKey | None) -> bytes:
-    if key is None:
-        return b""
-    topology, file = key.topology, io.BytesIO()
-    np.savez(
-        file,
-        row_offsets=topology.row_offsets,
-        column_indices=topology.column_indices,
-        shape=topology.shape,
-        has_transpose=topology.has_transpose,
-    )
-    return file.getvalue()
-
-
-def _deserialize(data: bytes) -> TopologyKey | None:
-    if not data:
-        return None
-    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-        shape = tuple(arrays["shape"].tolist())
-        rows = (arrays["row_offsets"], arrays["column_indices"])
-        transpose = bool(arrays.get("has_transpose", True))  # older programs do not say
-        return Topology(*rows, shape, transpose=transpose).as_static().key
-
-
-jax.tree_util.register_pytree_with_keys(CSR, _flatten, _unflatten)
-jax.export.register_pytree_node_serialization(
-    CSR,
-    serialized_name="jaxsparse.CSR",
-    serialize_auxdata=_serialize,
-    deserialize_auxdata=_deserialize,
-)
-
-
-def _is_16_bit_float(x: np.ndarray) -> bool:
-    return jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize == 2
+csr_tree.register(CSR)
 
 
 def check_csr(operation: str, a: Any) -> None:
@@ -600,19 +436,3 @@ def _product(a: CSR, x: Any, *, transpose: bool, dense_on_left: bool) -> Any:
         x = x[None, :] if dense_on_left else x[:, None]
     y = multiply("matmul", a, x, transpose=transpose, dense_on_left=dense_on_left)
     return y.squeeze(-2 if dense_on_left else -1) if vector else y
-
-
-@jax.jit
-def _permuted(values: jax.Array, permutation: jax.Array) -> jax.Array:
-    if permutation.ndim == 1:
-        return values[..., permutation]
-    batch = jnp.broadcast_shapes(values.shape[:-1], permutation.shape[:-1])
-    nse = permutation.shape[-1]
-    values, permutation = (jnp.broadcast_to(x, (*batch, nse)) for x in (values, permutation))
-    return jnp.take_along_axis(values, permutation, axis=-1)
-
-
-@jax.jit
-def _entries(x: jax.Array, topology: Topology) -> jax.Array:
-    """The entries of a dense matrix (..., m, k) at a topology; 0 at padding."""
-    return entrywise.at_entries(x, topology, fill=0)

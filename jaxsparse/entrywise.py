@@ -1,4 +1,4 @@
-"""Arithmetic on the entries of sparse matrices: scaling, sums, comparisons, rows."""
+"""Arithmetic on the entries of sparse matrices: scaling, sums, comparisons, order, rows."""
 
 from __future__ import annotations
 
@@ -76,6 +76,14 @@ def shared_topology(a: CSR, b: CSR) -> Topology | None:
 
 def scale(function: Callable[[Any, Any], Any], a: CSR, factor: Any) -> Any:
     """``function(a, factor)`` of a product or quotient, at the stored positions."""
+    if isinstance(factor, type(a)):
+        topology = shared_topology(a, factor)
+        if topology is None:
+            raise ValueError(
+                "CSR: matrices that are multiplied or divided entry by entry must be on one "
+                f"pattern, got {a.topology!r} and {factor.topology!r}"
+            )
+        return a.with_values(function(a.values, factor.values), topology)
     if is_scalar(factor):
         return a.with_values(function(a.values, factor))
     if is_dense(factor):
@@ -84,8 +92,15 @@ def scale(function: Callable[[Any, Any], Any], a: CSR, factor: Any) -> Any:
     return NotImplemented
 
 
-def add(function: Callable[[Any, Any], Any], a: CSR, b: CSR) -> CSR:
+def add(function: Callable[[Any, Any], Any], a: CSR, b: Any) -> Any:
     """``function(a, b)``, a sum or difference, on the union of two patterns."""
+    if is_dense(b) or is_scalar(b):
+        raise TypeError(
+            "CSR: the sum with a number or a dense array is no sparse matrix: write "
+            f"a.todense() + x; got {type(b).__name__}"
+        )
+    if not isinstance(b, type(a)):
+        return NotImplemented
     if not a.shape == b.shape:
         raise ValueError(
             f"CSR: matrices that are added must have one shape, got {a.shape}, {b.shape}"
@@ -187,6 +202,17 @@ def diagonal(a: CSR) -> jax.Array:
         return zeros.at[places].add(values, mode="drop")
 
     return of_each_matrix(a, one)
+
+
+@jax.jit
+def permuted(values: jax.Array, permutation: jax.Array) -> jax.Array:
+    """The values ``(..., nse)`` of the transposed matrix, in its order."""
+    if permutation.ndim == 1:
+        return values[..., permutation]
+    batch = jnp.broadcast_shapes(values.shape[:-1], permutation.shape[:-1])
+    nse = permutation.shape[-1]
+    values, permutation = (jnp.broadcast_to(x, (*batch, nse)) for x in (values, permutation))
+    return jnp.take_along_axis(values, permutation, axis=-1)
 
 
 def take_rows(a: CSR, key: Any) -> CSR:

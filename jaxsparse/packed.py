@@ -30,7 +30,7 @@ from jaxsparse.quantization import LARGEST, quantized
 from jaxsparse.topology import Topology
 
 _ARRAYS = ("values", "masks", "starts", "panels", "rows")
-_LEAVES = (*_ARRAYS, "sources", "topology")
+_LEAVES = (*_ARRAYS, "scales", "sources", "topology")
 
 
 class Packed:
@@ -49,8 +49,9 @@ class Packed:
     the largest of each row the largest that the dtype has: see `CSR.pack`. They have no gradients,
     and x is bfloat16 or float16, in which they are exact. They save memory; products are not
     expected to be faster than by numbers of 16 bits, which take fewer instructions to decode, and
-    are not measured on a GPU yet. With scales that are NaN, of rows that
-    had a number that is not finite, rows of products are NaN.
+    are not measured on a GPU yet. A row that had a number that is not finite has scale NaN, and its
+    products are NaN. Products are summed in float32 before they are scaled, so they may overflow
+    where a number of x is above 2.6e36 (int8) or 7.5e35 (float8_e4m3fn).
 
     A pytree: the arrays below are its leaves, so it goes through ``jax.jit``, checkpoints and
     ``jax.export``. On a CPU, and on a GPU for many columns, it is written out and multiplied by
@@ -58,7 +59,8 @@ class Packed:
 
     Attributes:
         values: ``(w, 64)``, bfloat16 or float16: rows of two numbers for each lane. ``(w, 128)``,
-            int8 or float8_e4m3fn: rows of four.
+            int8 or float8_e4m3fn: rows of four. None of the latter is NaN, as `verify` checks;
+            kernels would read it as 480.
         masks: uint32 ``(p, s, 32)``: which places of each of p pieces are stored.
         starts: int32 ``(p + 1,)``: the rows of ``values`` in front of each piece.
         panels: int32 ``(p, t, 2)``: which rows a piece reads for each 128 columns.
@@ -91,15 +93,12 @@ class Packed:
     parts: int
 
     ARRAYS = _ARRAYS
-    __slots__ = (*_LEAVES, "_names", "cell", "parts", "scales", "shape")
+    __slots__ = (*_LEAVES, "cell", "parts", "shape")
     __array_ufunc__ = None  # NumPy arrays leave `x @ packed` to this class
 
     def __init__(self, *leaves: Any, shape: tuple[int, int], cell: int, parts: int):
-        """Only stores what it gets, scales last if there are any; `CSR.pack` makes one."""
-        # Without scales a tree has no leaf for them.
-        self._names = (*_LEAVES, "scales") if len(leaves) > len(_LEAVES) else _LEAVES
-        self.scales = None
-        for name, leaf in zip(self._names, leaves, strict=True):
+        """Only stores what it gets; `CSR.pack` makes one."""
+        for name, leaf in zip(_LEAVES, leaves, strict=True):
             setattr(self, name, leaf)
         self.shape, self.cell, self.parts = shape, cell, parts
 
@@ -166,7 +165,7 @@ class Packed:
         pieces, panels = starts.size - 1, math.ceil(k / (PANEL_COLUMNS * parts))
         of_word = 4 // dtype.itemsize
         sources = np.where(sources < 0, topology.nse, sources).reshape(-1, of_word * LANES)
-        numbers, *scales = _numbers_of(values, topology, dtype)
+        numbers, scales = _numbers_of(values, topology, dtype)
         keeps_entries = trainable or repackable
         return cls(
             taken(numbers, sources),
@@ -174,9 +173,9 @@ class Packed:
             jnp.asarray(starts),
             jnp.asarray(reads.reshape(pieces, panels, 2)),
             jnp.asarray(topology.pattern.row_order),
+            scales,
             jnp.asarray(sources) if keeps_entries else None,
             topology.with_transpose() if keeps_entries else None,  # as gradients read it
-            *scales,
             shape=topology.shape,
             cell=cell,
             parts=parts,
@@ -212,11 +211,11 @@ class Packed:
         if len(shape) != 2 or min(shape) < 0:
             raise ValueError(f"Packed.from_arrays: shape must be (m, k), got {shape}")
         leaves = [arrays[name] for name in _ARRAYS]
-        scales = [x for x in (arrays.get("scales"),) if x is not None]
+        scales = arrays.get("scales")
         abstract = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
         if not abstract:
             leaves = [jnp.asarray(leaf) for leaf in leaves]
-            scales = [jnp.asarray(x) for x in scales]
+            scales = None if scales is None else jnp.asarray(scales)
         _, masks, _, panels, _ = leaves
         # Of the form of a matrix that fits; what does not is found by the checks.
         steps = masks.shape[1] if masks.ndim == 3 else 0
@@ -229,8 +228,8 @@ class Packed:
             entries = (jnp.asarray(entries[0]), entries[1].with_transpose())
         packed = cls(
             *leaves,
+            scales,
             *entries,
-            *scales,
             shape=(int(shape[0]), int(shape[1])),
             cell=2 if steps and steps == count * masks_of_panel(2) else 1,
             parts=max(masks.shape[0] // strips, 1) if strips and masks.ndim == 3 else 1,
@@ -288,9 +287,9 @@ class Packed:
     # ---- To something else ----
 
     def todense(self) -> jax.Array:
-        """The dense matrix (m, k): of 8 bits in float32, else in its dtype, and differentiable."""
-        scales = () if self.scales is None else (self.scales,)
-        return written_out([getattr(self, name) for name in _ARRAYS], *scales, **self._form)
+        """The dense matrix (m, k): in its dtype and differentiable, or of 8 bits in float32."""
+        matrix = [getattr(self, name) for name in _ARRAYS]
+        return written_out(matrix, self.scales, **self._form)
 
     @property
     def _form(self) -> dict[str, Any]:
@@ -330,9 +329,9 @@ class Packed:
                 f"Packed.repack: values must have shape ({self.topology.nse},), one for each "
                 f"stored entry, got {values.shape}"
             )
-        leaves = [getattr(self, name) for name in _LEAVES[1:]]
-        numbers, *scales = _numbers_of(values, self.topology, self.dtype)
-        leaves = [taken(numbers, self.sources), *leaves, *scales]
+        numbers, scales = _numbers_of(values, self.topology, self.dtype)
+        changed = {"values": taken(numbers, self.sources), "scales": scales}
+        leaves = [changed.get(name, getattr(self, name)) for name in _LEAVES]
         return Packed(*leaves, shape=self.shape, cell=self.cell, parts=self.parts)
 
     def verify(self) -> Packed:
@@ -396,19 +395,20 @@ class Packed:
         )
 
 
-def _numbers_of(values: jax.Array, topology: Topology, dtype: Any) -> tuple[jax.Array, ...]:
+def _numbers_of(
+    values: jax.Array, topology: Topology, dtype: Any
+) -> tuple[jax.Array, jax.Array | None]:
     """Values as numbers of the dtype, and scales of rows if it has 8 bits."""
     if dtype not in LARGEST:
-        return (values.astype(dtype),)
-    rounded: tuple[jax.Array, ...] = quantized(
+        return values.astype(dtype), None
+    rounded: tuple[jax.Array, jax.Array] = quantized(
         values, topology.row_indices, m=topology.shape[0], dtype=dtype
     )
     return rounded
 
 
 def _flatten(packed: Packed) -> Any:
-    names = packed._names
-    keyed = [(jax.tree_util.GetAttrKey(name), getattr(packed, name)) for name in names]
+    keyed = [(jax.tree_util.GetAttrKey(name), getattr(packed, name)) for name in _LEAVES]
     return keyed, (packed.shape, packed.cell, packed.parts)
 
 

@@ -84,7 +84,22 @@ def _refuse(m: int, dtype: Any, primals: Any, tangents: Any) -> Any:
 _rounded.defjvp(_refuse, symbolic_zeros=True)
 
 
+@jax.custom_jvp
 def dequantized(numbers: jax.Array, scales: jax.Array) -> jax.Array:
-    """The matrix (m, k) in float32 of numbers and of scales of rows; what is 0 stays 0."""
+    """The matrix (m, k) in float32 of numbers and of scales of rows; what is 0 stays 0.
+
+    Raises:
+        TypeError: if a derivative is asked for.
+    """
     wide = numbers.astype(jnp.float32)
     return jnp.where(wide != 0, wide * scales[:, None], 0)
+
+
+def _refuse_wide(primals: Any, tangents: Any) -> Any:
+    if not all(isinstance(tangent, SymbolicZero) for tangent in tangents):
+        raise TypeError(NO_DERIVATIVES)
+    wide = dequantized(*primals)
+    return wide, jnp.zeros_like(wide)
+
+
+dequantized.defjvp(_refuse_wide, symbolic_zeros=True)

@@ -14,7 +14,6 @@ MOST_LINES = 450
 
 # Files of MOST_LINES or more, and why. docs/design.md says it in short.
 LONG = {
-    "jaxsparse/csr.py": "one class, which answers all that Python and NumPy ask of an array",
     "jaxsparse/nn/cells.py": "cells, which users read beside one another",
     "tests/test_bench.py": "one command: its options, its runs, its comparisons",
     "tests/test_explain.py": "one function: every operation and device, every reason for no kernel",

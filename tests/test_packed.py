@@ -10,6 +10,8 @@ from edge_cases import EDGE_CASES
 from reference import packed_matrix, to_dense
 
 from jaxsparse import CSR, EXPORT_DISABLED_CHECKS, Packed, Topology, _ffi
+from jaxsparse.ops.packed_places import PANEL_COLUMNS
+from jaxsparse.packed_form import MOST_PARTS, parts_for
 from jaxsparse.pruning import STRUCTURES
 
 FORMS = [(1, 1), (2, 1), (1, 3), (2, 2)]  # cell, parts
@@ -86,6 +88,19 @@ def test_few_rows_serve_a_panel():
     packed = random_matrix(half).pack()
     assert packed.cell == 1 and packed.nbytes < 0.7 * 2 * packed.size
     assert "% of dense, cell 1" in repr(packed) and packed.parts == 8
+
+
+def test_parts():
+    """From 1 to the most; the strips of a tall matrix occupy a GPU with fewer."""
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        m, k = (int(x) for x in 2 ** rng.uniform(0, 18, 2))
+        most = min(MOST_PARTS, -(-k // PANEL_COLUMNS))
+        parts = parts_for(m, k, most)
+        assert 1 <= parts <= most
+        assert parts_for(2**20, k, most) <= parts <= parts_for(1, k, most)
+    a = random_matrix(PATTERNS["striped"]())
+    assert a.pack().parts == parts_for(*a.shape, MOST_PARTS) > 1
 
 
 def test_pairs_are_stored_together():
@@ -195,7 +210,7 @@ def damaged(packed, name, change):
     leaves = {n: getattr(packed, n) for n in Packed.__slots__}
     leaves[name] = jnp.asarray(change(np.array(leaves[name])))
     static = {n: leaves[n] for n in ("shape", "cell", "parts")}
-    order = ("values", "masks", "starts", "panels", "rows", "sources", "topology")
+    order = (*Packed.ARRAYS, "scales", "sources", "topology")
     return Packed(*(leaves[n] for n in order), **static)
 
 

@@ -220,6 +220,8 @@ def test_numbers_have_no_derivatives(dtype):
             jax.grad(lambda v, loss=loss: loss(packed.repack(v)))(a.values)
     with pytest.raises(TypeError, match=message):
         jax.grad(lambda v: packed.repack(v).todense().sum())(a.values)
+    with pytest.raises(TypeError, match=message):
+        jax.grad(lambda p: p.todense().sum(), allow_int=True)(packed)
     with pytest.raises(ValueError, match=rf"{dtype} is not trainable, .* repackable=True"):
         a.pack(dtype, trainable=True)
 
@@ -270,13 +272,15 @@ def test_tree_files_and_export(dtype, tmp_path):
         jax.tree.map(np.testing.assert_array_equal, each.verify(), packed)
 
 
-def test_trees_of_16_bits_have_no_scales():
-    """Nor have arrays by name."""
-    packed = random_matrix(PATTERNS["odd"]()).pack()
-    named, _ = jax.tree_util.tree_flatten_with_path(packed, is_leaf=lambda x: x is None)
-    names = ["values", "masks", "starts", "panels", "rows", "sources", "topology"]
-    assert [path[0].name for path, _ in named] == names
-    assert set(packed.arrays) == set(Packed.ARRAYS) and packed.scales is None
+def test_scales_are_leaves_of_8_bits_alone():
+    """Arrays by name are those that are leaves, whatever a function puts in their places."""
+    a = random_matrix(PATTERNS["odd"]())
+    for dtype in (None, *DTYPES):
+        packed = a.pack(dtype)
+        named, tree = jax.tree_util.tree_flatten_with_path(packed)
+        assert [path[0].name for path, _ in named] == list(packed.arrays)
+        assert list(packed.arrays) == [*Packed.ARRAYS, "scales"][: len(named)]
+        assert jax.tree.structure(jax.tree.map(lambda _: 0, packed)) == tree
 
 
 def test_explained():
@@ -324,6 +328,23 @@ def test_errors():
     arrays["values"] = arrays["values"].at[0, 0].set(jnp.nan)
     with pytest.raises(ValueError, match=r"Packed\.verify: values of 8 bits must not be NaN"):
         Packed.from_arrays(arrays, packed.shape)
+    for bad in -1, jnp.inf:
+        scales = packed.scales.at[2].set(bad)
+        with pytest.raises(ValueError, match=r"scales must be finite and not below 0, or NaN"):
+            Packed.from_arrays(packed.arrays | {"scales": scales}, packed.shape)
+
+
+@pytest.mark.parametrize("implementation, variant", IMPLEMENTATIONS)
+def test_sums_of_large_x(implementation, variant):
+    """They are finite as far as is documented, though scales come last."""
+    topology = Topology.from_mask(np.eye(40, 300, dtype=bool))
+    values = jnp.asarray(np.random.default_rng(0).uniform(1e-3, 1, 40), jnp.float32)
+    for dtype, largest in zip(DTYPES, (2.6e36, 7.5e35), strict=True):
+        packed = CSR(values, topology).pack(dtype)
+        x = jnp.full((300, 3), largest, jnp.bfloat16)
+        y = compiled(packed, x, None, False, implementation, variant, None, jnp.zeros(()))
+        exact = np.asarray(packed.todense(), np.float64) @ np.asarray(x, np.float64)
+        np.testing.assert_allclose(y, exact, rtol=1e-6)
 
 
 def test_products_round_sums_alone():

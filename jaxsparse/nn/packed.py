@@ -144,8 +144,8 @@ class PackedLinear(nnx.Module):
         entries: tuple[Any, Any] = (None, None)
         if self.sources is not None and self.topology is not None:
             entries = self.sources[...], topology_of(self.topology, shape)
-        leaves += [*entries, *([] if self.scales is None else [self.scales[...]])]
-        weight = Packed(*leaves, shape=shape, cell=self.cell, parts=self.parts)
+        scales = None if self.scales is None else self.scales[...]
+        weight = Packed(*leaves, scales, *entries, shape=shape, cell=self.cell, parts=self.parts)
         check_shapes("PackedLinear", weight)  # a state may be that of another layer
         return weight
 

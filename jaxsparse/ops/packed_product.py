@@ -385,8 +385,8 @@ def _transpose(
         options["columns"] = x.aval.shape[1 if left else 0]
     elif ct.dtype.itemsize != 2 or not (params["quantized"] or ct.dtype == matrix[_VALUES].dtype):
         # What has more than 16 bits is no operand of a kernel.
-        scales = operands[-1:] if params["quantized"] else ()
-        a = written_out(matrix, *scales, columns=columns, **form).astype(dtype)
+        scales = operands[-1] if params["quantized"] else None
+        a = written_out(matrix, scales, columns=columns, **form).astype(dtype)
         y = _product(a, a != 0, ct.T if left else ct)
         return _X, y.T if left else y
     out = bind(of, *matrix, ct, *entries, x_on_left=left, out_dtype=dtype, **form, **options)[0]

@@ -128,13 +128,13 @@ refuse_derivatives(packed_unpack_p)
 define_transpose(packed_unpack_p, _transpose)
 
 
-def written_out(matrix: Sequence[jax.Array], *scales: jax.Array, **form: Any) -> jax.Array:
+def written_out(matrix: Sequence[jax.Array], scales: jax.Array | None, **form: Any) -> jax.Array:
     """The dense matrix (m, columns) of a packed one's arrays, with ``columns, cell, parts``.
 
     With scales of rows, of numbers of 8 bits, it is in float32.
     """
-    options = {"implementation": None, "variant": None, "quantized": bool(scales)}
+    options = {"implementation": None, "variant": None, "quantized": scales is not None}
     # Numbers of 8 bits are exact in bfloat16.
-    dtype = jnp.dtype(jnp.bfloat16) if scales else matrix[0].dtype
+    dtype = matrix[0].dtype if scales is None else jnp.dtype(jnp.bfloat16)
     dense: jax.Array = bind(packed_unpack_p, *matrix, **form, **options, dtype=dtype)[0]
-    return dequantized(dense, *scales) if scales else dense
+    return dense if scales is None else dequantized(dense, scales)

@@ -5,8 +5,9 @@
 // written out.
 //
 // Floors: a fragment takes 8 wavefronts of shared memory with cell 1, 4 with cell 2, for its words,
-// as much as an eighth of that for those that arrive, and 2 for each 8 columns of x; and 24 or 12
-// instructions. From memory comes each word once for each tile of columns.
+// as much as an eighth of that for those that arrive, and 2 for each 8 columns of x; and, of
+// numbers of 16 bits, 24 or 12 instructions. Those of 8 bits take as many wavefronts as cell 1, and
+// more instructions, to widen them. From memory comes each word once for each tile of columns.
 #include "cuda/device.cuh"
 #include "packed/kernels/lane_bytes.cuh"
 #include "packed/kernels/packed_columns.cuh"

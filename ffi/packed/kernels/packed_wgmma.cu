@@ -7,9 +7,10 @@
 // those that multiply neither copy nor wait for other ranges.
 //
 // Floors: a fragment takes 8 wavefronts of shared memory with cell 1, 4 with cell 2, for its words,
-// as much as an eighth of that for those that arrive, and 1 for each 16 columns of x; and 24 or 12
-// instructions. From memory comes each word once for each tile of columns, from the L2 cache x once
-// for each block.
+// as much as an eighth of that for those that arrive, and 1 for each 16 columns of x; and, of
+// numbers of 16 bits, 24 or 12 instructions. Those of 8 bits take as many wavefronts as cell 1, and
+// more instructions, to widen them. From memory comes each word once for each tile of columns, from
+// the L2 cache x once for each block.
 #include "cuda/warpgroup.cuh"
 #include "packed/kernels/packed_exact.cuh"
 #include "packed/kernels/packed_panels.cuh"
