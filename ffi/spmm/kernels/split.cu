@@ -170,6 +170,8 @@ __global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks(sizeof(T)))
 
     const auto add_unit = [&]<bool kWide, int kCount>() {
       using Chunk = EntriesAhead<T, Index, kCount, kConfig.permuted>;
+      constexpr int kAdded =
+          kCount < 8 ? kCount : 8;  // entries, before rows that end are looked for
       const auto place = [&](uint32_t of_x) {
         const char* from = reinterpret_cast<const char*>(x) + MultiplyWide(of_x, row_bytes);
         return reinterpret_cast<const T*>(from);
@@ -204,22 +206,26 @@ __global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks(sizeof(T)))
             if (i + e >= first && i + e < last) of_x[e].Load(place(entries.Column(e)), kWide);
           }
         }
-        if (first <= i && row_end > i + kCount) {
 #pragma unroll
-          for (int e = 0; e < kCount; ++e) add(value(e), of_x[e]);
-          first = i + kCount;
-        } else {
+        for (int part = 0; part < kCount; part += kAdded) {
+          const int at = i + part, behind_part = at + kAdded;
+          if (first <= at && row_end > behind_part) {
+#pragma unroll
+            for (int e = part; e < part + kAdded; ++e) add(value(e), of_x[e]);
+            first = behind_part;
+            continue;
+          }
 #pragma unroll 1
           for (;;) {
 #pragma unroll
-            for (int e = 0; e < kCount; ++e) of_x[e].StayInWords();
+            for (int e = part; e < part + kAdded; ++e) of_x[e].StayInWords();
             const int from = first - i, behind = row_end - i;
 #pragma unroll
-            for (int e = 0; e < kCount; ++e) {
+            for (int e = part; e < part + kAdded; ++e) {
               if (e >= from && e < behind) add(value(e), of_x[e]);
             }
-            if (row_end > i + kCount) first = i + kCount;
-            if (row_end > i + kCount || row >= end.row) break;
+            if (row_end > behind_part) first = behind_part;
+            if (row_end > behind_part || row >= end.row) break;
             if (row == begin.row && has_begun) {
               parts[threadIdx.x] = sums;
             } else {
@@ -239,7 +245,7 @@ __global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks(sizeof(T)))
     if (lane == 0 && group == kGroups - 1) first_rows[kGroups] = end.row;
     if constexpr (kConfig.batched) __syncthreads();  // before the result is read
     if (wide) {
-      add_unit.template operator()<true, kSpmmSplitAtOnce>();
+      add_unit.template operator()<true, kConfig.at_once>();
     } else {
       add_unit.template operator()<false, kRun>();
     }
