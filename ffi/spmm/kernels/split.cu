@@ -168,7 +168,30 @@ __global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks(sizeof(T)))
       return m;
     };
 
-    const auto add_unit = [&]<bool kWide, int kCount>() {
+    // Without an epilogue little has to be done where a row ends. So each entry is added once, and
+    // rows that end behind it are written there.
+    const auto write_rows_to = [&](int place) {
+#pragma unroll 1
+      while (row_end <= place && row < end.row) {
+        if (row == begin.row && has_begun) {
+          parts[threadIdx.x] = sums;
+        } else if (column < p.n) {
+          Vector<Out, kVector> of_row;
+#pragma unroll
+          for (int c = 0; c < kVector; ++c) {
+            FromAccumulator(sums.elements[c], &of_row.elements[c]);
+          }
+          Result::StoreWords(result().out + (row * p.n + column), of_row);
+        }
+        sums = {};
+        first = row_end;
+        ++row;
+        row_end = within_unit(next_end);
+        next_end = end_of(row + 1);
+      }
+    };
+
+    const auto add_unit = [&]<bool kWide, int kCount, bool kPlain>() {
       using Chunk = EntriesAhead<T, Index, kCount, kConfig.permuted>;
       constexpr int kAdded =
           kCount < 8 ? kCount : 8;  // entries, before rows that end are looked for
@@ -187,6 +210,7 @@ __global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks(sizeof(T)))
       int i = FirstRun(first);
       Chunk next = {};
       next.Load(m, i, last, nse, kWide);
+      if constexpr (kPlain) write_rows_to(first);  // those without entries
       do {
         Chunk entries = next;
         Run<T> values[Chunk::kRuns] = {};
@@ -196,15 +220,40 @@ __global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks(sizeof(T)))
         const auto value = [&](int e) { return ToAccumulator(values[e / kRun].Get(e % kRun)); };
         entries.Bound(bound);
         RowOfX<T, kVector> of_x[kCount];
-        if (first <= i && i + kCount <= last) {
+        Acc of_entries[kPlain ? kCount : 1];
+        if constexpr (kPlain) {
+#pragma unroll
+          for (int e = 0; e < kCount; ++e) of_entries[e] = value(e);
+        }
+        if (begin.entry <= i && i + kCount <= last) {
 #pragma unroll
           for (int e = 0; e < kCount; ++e) of_x[e].Load(place(entries.Column(e)), kWide);
         } else {  // some belong to other units
 #pragma unroll
           for (int e = 0; e < kCount; ++e) {
             of_x[e] = {};
-            if (i + e >= first && i + e < last) of_x[e].Load(place(entries.Column(e)), kWide);
+            if (i + e >= begin.entry && i + e < last) {
+              of_x[e].Load(place(entries.Column(e)), kWide);
+            } else if constexpr (kPlain) {
+              of_entries[e] = 0;
+            }
           }
+        }
+        if constexpr (kPlain) {
+          // Groups of a warp would seldom all take the shorter way.
+          const bool ends_behind = kLanes == kWarp && row_end > i + kCount;
+          if (ends_behind) {
+#pragma unroll
+            for (int e = 0; e < kCount; ++e) add(of_entries[e], of_x[e]);
+          } else {
+#pragma unroll
+            for (int e = 0; e < kCount; ++e) {
+              add(of_entries[e], of_x[e]);
+              if (row_end == i + e + 1) write_rows_to(i + e + 1);
+            }
+          }
+          i += kCount;
+          continue;
         }
 #pragma unroll
         for (int part = 0; part < kCount; part += kAdded) {
@@ -244,10 +293,14 @@ __global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks(sizeof(T)))
     if (lane == 0) first_rows[group] = begin.row;
     if (lane == 0 && group == kGroups - 1) first_rows[kGroups] = end.row;
     if constexpr (kConfig.batched) __syncthreads();  // before the result is read
-    if (wide) {
-      add_unit.template operator()<true, kConfig.at_once>();
+    const bool is_plain =
+        p.activation == Activation::kNone && m.bias == nullptr && m.preactivation == nullptr;
+    if (wide && is_plain) {
+      add_unit.template operator()<true, kConfig.at_once, true>();
+    } else if (wide) {
+      add_unit.template operator()<true, kConfig.at_once, false>();
     } else {
-      add_unit.template operator()<false, kRun>();
+      add_unit.template operator()<false, kRun, false>();
     }
     if (is_only) parts[threadIdx.x] = sums;
     __syncthreads();

@@ -56,7 +56,9 @@ struct Tests {
          {SpmmSize{1, 1, kVector, 1.0}, SpmmSize{70, 60, kTile + kVector, 0.3},
           SpmmSize{21, 2900, kTile, 0.01, 0.9}, SpmmSize{5, 1300, kTile, 0.8},
           SpmmSize{700, 40, kTile, 0.001}}) {
+      Plain(size, {});
       Plain(size, {.preactivation = true});
+      Permuted(size, {});
       Permuted(size, {.bias = true, .activation = Activation::kGelu});
     }
     const SpmmSize batch{18, 500, kTile + kVector, 0.1, 0.9, 3};
