@@ -24,7 +24,7 @@ struct SparseSoftmaxRunsConfig {
   constexpr int Blocks(int bytes) const {
     if (bytes == 8) return 2;
     if (units > 4) return backward || batched ? 6 : 7;
-    return batched ? 6 : backward || bytes == 2 ? 8 : 9;
+    return batched ? 6 : 8;
   }
   constexpr int BlocksOfPieces(int bytes) const {
     return bytes == 8 ? 2 : !backward ? 8 : batched ? 6 : 7;

@@ -252,39 +252,38 @@ __global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks(sizeof(T)))
               if (row_end == i + e + 1) write_rows_to(i + e + 1);
             }
           }
-          i += kCount;
-          continue;
-        }
+        } else {
 #pragma unroll
-        for (int part = 0; part < kCount; part += kAdded) {
-          const int at = i + part, behind_part = at + kAdded;
-          if (first <= at && row_end > behind_part) {
+          for (int part = 0; part < kCount; part += kAdded) {
+            const int at = i + part, behind_part = at + kAdded;
+            if (first <= at && row_end > behind_part) {
 #pragma unroll
-            for (int e = part; e < part + kAdded; ++e) add(value(e), of_x[e]);
-            first = behind_part;
-            continue;
-          }
+              for (int e = part; e < part + kAdded; ++e) add(value(e), of_x[e]);
+              first = behind_part;
+              continue;
+            }
 #pragma unroll 1
-          for (;;) {
+            for (;;) {
 #pragma unroll
-            for (int e = part; e < part + kAdded; ++e) of_x[e].StayInWords();
-            const int from = first - i, behind = row_end - i;
+              for (int e = part; e < part + kAdded; ++e) of_x[e].StayInWords();
+              const int from = first - i, behind = row_end - i;
 #pragma unroll
-            for (int e = part; e < part + kAdded; ++e) {
-              if (e >= from && e < behind) add(value(e), of_x[e]);
+              for (int e = part; e < part + kAdded; ++e) {
+                if (e >= from && e < behind) add(value(e), of_x[e]);
+              }
+              if (row_end > behind_part) first = behind_part;
+              if (row_end > behind_part || row >= end.row) break;
+              if (row == begin.row && has_begun) {
+                parts[threadIdx.x] = sums;
+              } else {
+                WriteInTile<kWide>(result(), p, row, column, sums.elements);
+              }
+              sums = {};
+              first = row_end;
+              ++row;
+              row_end = within_unit(next_end);
+              next_end = end_of(row + 1);
             }
-            if (row_end > behind_part) first = behind_part;
-            if (row_end > behind_part || row >= end.row) break;
-            if (row == begin.row && has_begun) {
-              parts[threadIdx.x] = sums;
-            } else {
-              WriteInTile<kWide>(result(), p, row, column, sums.elements);
-            }
-            sums = {};
-            first = row_end;
-            ++row;
-            row_end = within_unit(next_end);
-            next_end = end_of(row + 1);
           }
         }
         i += kCount;
