@@ -46,7 +46,7 @@ SIZES = [
         [
             ".vector = 1, .lanes = 1, .batched = true",
             ".vector = 4, .lanes = 32, .group_units = 2",
-            ".vector = 4, .lanes = 8, .permuted = true",
+            ".vector = 4, .lanes = 8, .at_once = 16, .permuted = true",
         ],
     ),
     (
@@ -101,7 +101,7 @@ SIZES = [
     (
         "sparse_softmax/kernels/runs.cu",
         "SparseSoftmaxRuns<jaxsparse::float16, jaxsparse::SparseSoftmaxRunsConfig",
-        [".backward = true"],
+        [".backward = true", ".units = 6, .batched = true"],
     ),
     # Attention by rows: short vectors, and some that not all lanes have a part of; tensor cores.
     *(

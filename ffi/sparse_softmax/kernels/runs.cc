@@ -14,34 +14,50 @@ namespace {
 // rows: patterns that cuts come with are those of graphs.
 constexpr SoftmaxCostModel kCostModel{.launch_us = 2.9, .entry_us = 2.2e-6};
 
-int64_t Runs(const SparseSoftmaxProblem& p) { return SoftmaxRuns(p.pattern.rows, p.pattern.nse); }
+SparseSoftmaxRunsConfig ConfigOf(const SparseSoftmaxProblem& p) {
+  SparseSoftmaxRunsConfig config{.backward = p.backward, .batched = p.batch.rank > 0};
+  // Long runs take fewer instructions for an entry. But where there are few of them, some
+  // multiprocessors would have nothing to do, and others one run behind the other.
+  constexpr int64_t kMultiprocessors = 132, kLongRun = 6, kManyLongRuns = kMultiprocessors * 28;
+  const int64_t units = p.batch.count * RowUnits(p.pattern.rows, p.pattern.nse);
+  if (units >= kManyLongRuns * kLongRun && SizeOf(p.dtype) < 8) config.units = kLongRun;
+  // All of the second kernel's blocks are to find room while the first one ends.
+  const int64_t boundaries = units / config.UnitsOfBlock();
+  while (config.team > kWarp && boundaries * config.team > kMultiprocessors * 8 * 128) {
+    config.team /= 2;
+  }
+  return config;
+}
 
-int64_t Blocks(const SparseSoftmaxProblem& p, int runs_of_warp) {
-  constexpr int kWarps = kSoftmaxRunsThreads / kWarp;
-  return CeilDivide(p.batch.count * CeilDivide(Runs(p), runs_of_warp), kWarps);
+int64_t Blocks(const SparseSoftmaxProblem& p) {
+  const int units = ConfigOf(p).UnitsOfBlock();
+  return p.batch.count * SoftmaxBlocksDown(p.pattern.rows, p.pattern.nse, units);
 }
 
 KernelSource Source(const char* kernel, const SparseSoftmaxProblem& p) {
-  const std::string config =
+  const SparseSoftmaxRunsConfig config = ConfigOf(p);
+  const std::string expression =
       ConfigExpression("SparseSoftmaxRunsConfig",
-                       {Field("backward", p.backward), Field("batched", p.batch.rank > 0)});
-  return {"sparse_softmax/kernels/runs.cu", KernelExpression(kernel, {TypeName(p.dtype), config})};
+                       {Field("units", config.units), Field("team", config.team),
+                        Field("backward", config.backward), Field("batched", config.batched)});
+  return {"sparse_softmax/kernels/runs.cu",
+          KernelExpression(kernel, {TypeName(p.dtype), expression})};
 }
 
 constexpr CudaKernel<SparseSoftmaxProblem> kRuns{
     [](const SparseSoftmaxProblem& p) { return Source("SparseSoftmaxRuns", p); },
-    [](const SparseSoftmaxProblem& p) { return LaunchShape{Blocks(p, 1), kSoftmaxRunsThreads}; }};
+    [](const SparseSoftmaxProblem& p) { return LaunchShape{Blocks(p), kSoftmaxRunsThreads}; }};
 
 int64_t BytesOfPieces(const SparseSoftmaxProblem& p) {
   const int64_t number = std::max<int64_t>(SizeOf(p.dtype), 4);
-  return p.batch.count * Runs(p) * kPiecesOfRun * 2 * number;
+  return Blocks(p) * kPiecesOfRun * 2 * number;
 }
 
 // Whether counters of 32 bits serve.
 bool HasCuts(const SparseSoftmaxProblem& p) {
   constexpr int64_t kMost = int64_t{1} << 30;
   return p.row_cuts.data != nullptr && p.pattern.nse < kMost &&
-         Runs(p) < kMost / std::max<int64_t>(p.batch.count, 1);
+         RowUnits(p.pattern.rows, p.pattern.nse) < kMost / std::max<int64_t>(p.batch.count, 1);
 }
 
 }  // namespace
@@ -54,7 +70,8 @@ extern constinit const CudaVariant<SparseSoftmaxProblem> kSparseSoftmaxRunsOfRow
     [](const SparseSoftmaxProblem& p) { return kCostModel.Of(p); },
     [](const SparseSoftmaxProblem& p) { return Source("SparseSoftmaxPieces", p); },
     [](const SparseSoftmaxProblem& p) {
-      return LaunchShape{Blocks(p, kSoftmaxRunsOfWarp), kSoftmaxRunsThreads};
+      const int64_t threads = Blocks(p) * ConfigOf(p).team;
+      return LaunchShape{CeilDivide(threads, kSoftmaxRunsThreads), kSoftmaxRunsThreads};
     },
     &kRuns,
     nullptr,

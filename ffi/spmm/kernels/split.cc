@@ -26,6 +26,13 @@ SpmmSplitConfig ConfigOf(const SpmmProblem& p) {
   const int64_t tiles = p.batch.count * CeilDivide(p.n, config.Columns());
   const int64_t units = tiles * RowUnits(p.pattern.rows, p.pattern.nse);
   config.group_units = units * config.lanes / kWarp > kManyWarps ? 2 : 1;
+  // Where all groups run at once, the time is that of waits for x, one after the other.
+  constexpr int64_t kMultiprocessors = 132;
+  const int64_t blocks = tiles * SpmmSplitBlocksDown(p, config.Units());
+  if (SizeOf(p.dtype) < 8 &&
+      blocks <= kMultiprocessors * (kSpmmSplitThreadsOfFew / config.Threads())) {
+    config.at_once = kSpmmSplitAtOnceOfFew;
+  }
   return config;
 }
 
@@ -36,10 +43,11 @@ int64_t Tiles(const SpmmProblem& p) {
 int64_t BlocksDown(const SpmmProblem& p) { return SpmmSplitBlocksDown(p, ConfigOf(p).Units()); }
 
 std::string Expression(const SpmmSplitConfig& config) {
-  return ConfigExpression("SpmmSplitConfig",
-                          {Field("vector", config.vector), Field("lanes", config.lanes),
-                           Field("group_units", config.group_units),
-                           Field("permuted", config.permuted), Field("batched", config.batched)});
+  return ConfigExpression(
+      "SpmmSplitConfig",
+      {Field("vector", config.vector), Field("lanes", config.lanes),
+       Field("group_units", config.group_units), Field("at_once", config.at_once),
+       Field("permuted", config.permuted), Field("batched", config.batched)});
 }
 
 constexpr CudaKernel<SpmmProblem> kSplitRows{

@@ -168,8 +168,33 @@ __global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks(sizeof(T)))
       return m;
     };
 
-    const auto add_unit = [&]<bool kWide, int kCount>() {
+    // Without an epilogue little has to be done where a row ends. So each entry is added once, and
+    // rows that end behind it are written there.
+    const auto write_rows_to = [&](int place) {
+#pragma unroll 1
+      while (row_end <= place && row < end.row) {
+        if (row == begin.row && has_begun) {
+          parts[threadIdx.x] = sums;
+        } else if (column < p.n) {
+          Vector<Out, kVector> of_row;
+#pragma unroll
+          for (int c = 0; c < kVector; ++c) {
+            FromAccumulator(sums.elements[c], &of_row.elements[c]);
+          }
+          Result::StoreWords(result().out + (row * p.n + column), of_row);
+        }
+        sums = {};
+        first = row_end;
+        ++row;
+        row_end = within_unit(next_end);
+        next_end = end_of(row + 1);
+      }
+    };
+
+    const auto add_unit = [&]<bool kWide, int kCount, bool kPlain>() {
       using Chunk = EntriesAhead<T, Index, kCount, kConfig.permuted>;
+      constexpr int kAdded =
+          kCount < 8 ? kCount : 8;  // entries, before rows that end are looked for
       const auto place = [&](uint32_t of_x) {
         const char* from = reinterpret_cast<const char*>(x) + MultiplyWide(of_x, row_bytes);
         return reinterpret_cast<const T*>(from);
@@ -185,6 +210,7 @@ __global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks(sizeof(T)))
       int i = FirstRun(first);
       Chunk next = {};
       next.Load(m, i, last, nse, kWide);
+      if constexpr (kPlain) write_rows_to(first);  // those without entries
       do {
         Chunk entries = next;
         Run<T> values[Chunk::kRuns] = {};
@@ -194,42 +220,70 @@ __global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks(sizeof(T)))
         const auto value = [&](int e) { return ToAccumulator(values[e / kRun].Get(e % kRun)); };
         entries.Bound(bound);
         RowOfX<T, kVector> of_x[kCount];
-        if (first <= i && i + kCount <= last) {
+        Acc of_entries[kPlain ? kCount : 1];
+        if constexpr (kPlain) {
+#pragma unroll
+          for (int e = 0; e < kCount; ++e) of_entries[e] = value(e);
+        }
+        if (begin.entry <= i && i + kCount <= last) {
 #pragma unroll
           for (int e = 0; e < kCount; ++e) of_x[e].Load(place(entries.Column(e)), kWide);
         } else {  // some belong to other units
 #pragma unroll
           for (int e = 0; e < kCount; ++e) {
             of_x[e] = {};
-            if (i + e >= first && i + e < last) of_x[e].Load(place(entries.Column(e)), kWide);
+            if (i + e >= begin.entry && i + e < last) {
+              of_x[e].Load(place(entries.Column(e)), kWide);
+            } else if constexpr (kPlain) {
+              of_entries[e] = 0;
+            }
           }
         }
-        if (first <= i && row_end > i + kCount) {
+        if constexpr (kPlain) {
+          // Groups of a warp would seldom all take the shorter way.
+          const bool ends_behind = kLanes == kWarp && row_end > i + kCount;
+          if (ends_behind) {
 #pragma unroll
-          for (int e = 0; e < kCount; ++e) add(value(e), of_x[e]);
-          first = i + kCount;
-        } else {
-#pragma unroll 1
-          for (;;) {
-#pragma unroll
-            for (int e = 0; e < kCount; ++e) of_x[e].StayInWords();
-            const int from = first - i, behind = row_end - i;
+            for (int e = 0; e < kCount; ++e) add(of_entries[e], of_x[e]);
+          } else {
 #pragma unroll
             for (int e = 0; e < kCount; ++e) {
-              if (e >= from && e < behind) add(value(e), of_x[e]);
+              add(of_entries[e], of_x[e]);
+              if (row_end == i + e + 1) write_rows_to(i + e + 1);
             }
-            if (row_end > i + kCount) first = i + kCount;
-            if (row_end > i + kCount || row >= end.row) break;
-            if (row == begin.row && has_begun) {
-              parts[threadIdx.x] = sums;
-            } else {
-              WriteInTile<kWide>(result(), p, row, column, sums.elements);
+          }
+        } else {
+#pragma unroll
+          for (int part = 0; part < kCount; part += kAdded) {
+            const int at = i + part, behind_part = at + kAdded;
+            if (first <= at && row_end > behind_part) {
+#pragma unroll
+              for (int e = part; e < part + kAdded; ++e) add(value(e), of_x[e]);
+              first = behind_part;
+              continue;
             }
-            sums = {};
-            first = row_end;
-            ++row;
-            row_end = within_unit(next_end);
-            next_end = end_of(row + 1);
+#pragma unroll 1
+            for (;;) {
+#pragma unroll
+              for (int e = part; e < part + kAdded; ++e) of_x[e].StayInWords();
+              const int from = first - i, behind = row_end - i;
+#pragma unroll
+              for (int e = part; e < part + kAdded; ++e) {
+                if (e >= from && e < behind) add(value(e), of_x[e]);
+              }
+              if (row_end > behind_part) first = behind_part;
+              if (row_end > behind_part || row >= end.row) break;
+              if (row == begin.row && has_begun) {
+                parts[threadIdx.x] = sums;
+              } else {
+                WriteInTile<kWide>(result(), p, row, column, sums.elements);
+              }
+              sums = {};
+              first = row_end;
+              ++row;
+              row_end = within_unit(next_end);
+              next_end = end_of(row + 1);
+            }
           }
         }
         i += kCount;
@@ -238,10 +292,14 @@ __global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks(sizeof(T)))
     if (lane == 0) first_rows[group] = begin.row;
     if (lane == 0 && group == kGroups - 1) first_rows[kGroups] = end.row;
     if constexpr (kConfig.batched) __syncthreads();  // before the result is read
-    if (wide) {
-      add_unit.template operator()<true, kSpmmSplitAtOnce>();
+    const bool is_plain =
+        p.activation == Activation::kNone && m.bias == nullptr && m.preactivation == nullptr;
+    if (wide && is_plain) {
+      add_unit.template operator()<true, kConfig.at_once, true>();
+    } else if (wide) {
+      add_unit.template operator()<true, kConfig.at_once, false>();
     } else {
-      add_unit.template operator()<false, kRun>();
+      add_unit.template operator()<false, kRun, false>();
     }
     if (is_only) parts[threadIdx.x] = sums;
     __syncthreads();

@@ -6,12 +6,15 @@
 
 namespace jaxsparse {
 
-constexpr int kSpmmSplitAtOnce = 8;  // entries of which a group asks for rows of x
+// Where all threads find room at once, so many of a multiprocessor, a group asks for more rows of
+// x.
+constexpr int kSpmmSplitAtOnceOfFew = 16, kSpmmSplitThreadsOfFew = 384;
 
 struct SpmmSplitConfig {
   int vector = 1;         // neighbouring columns of a lane
   int lanes = 1;          // of a group, which is as wide as a tile of the result
   int group_units = 1;    // neighbouring units of a group
+  int at_once = 8;        // entries of which a group asks for rows of x
   bool permuted = false;  // whether a permutation tells where values stand
   bool batched = false;
 
@@ -23,10 +26,12 @@ struct SpmmSplitConfig {
   }
   constexpr int Groups() const { return Threads() / lanes; }  // of a block
   constexpr int Units() const { return Groups() * group_units; }
-  // For which registers are left, of elements of so many bytes.
-  constexpr int Blocks(int bytes) const {
-    return (permuted || batched ? 512 : bytes == 4 ? 768 : 640) / Threads();
+  // Threads of a multiprocessor for which registers are left, of elements of so many bytes.
+  constexpr int ThreadsAtOnce(int bytes) const {
+    if (at_once > 8) return kSpmmSplitThreadsOfFew;
+    return permuted || batched ? 512 : bytes == 4 ? 768 : 640;
   }
+  constexpr int Blocks(int bytes) const { return ThreadsAtOnce(bytes) / Threads(); }
 };
 
 // Blocks down the rows of the result: each takes neighbouring units.

@@ -23,6 +23,10 @@ void TestSoftmax(const std::vector<int>& lengths, int first, int padding, bool w
                    [&](int a, int b) { return entries(a) > entries(b); });
   const int nnz = offsets.back(), nse = nnz + padding;
   std::vector<T> values = Normal<T>(first + nse), tangent = Normal<T>(first + nse);
+  // Some numbers are large, and most are not: kernels may tell them apart.
+  for (int i = first; i < first + nnz && !kBackward; i += 431) {
+    FromAccumulator(30 * ToAccumulator(values[i]), &values[i]);
+  }
   for (int i = first + nnz; i < first + nse; ++i) values[i] = tangent[i] = FromFloat<T>(NAN);
   const float untouched = 77;
   std::vector<T> out(static_cast<size_t>(first + nse), FromFloat<T>(untouched));

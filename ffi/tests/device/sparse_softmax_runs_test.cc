@@ -7,11 +7,14 @@
 namespace jaxsparse {
 namespace {
 
-template <typename T, bool kBackward>
+template <typename T, bool kBackward, bool kLong = kBackward>
 void Test(const std::vector<int>& lengths, int first, int padding, bool wrong = false) {
   TestSoftmax<T, kBackward>(
       lengths, first, padding, wrong, [&](SparseSoftmaxProblem& p, const std::vector<T>& out) {
-        constexpr SparseSoftmaxRunsConfig kConfig{.backward = kBackward, .batched = kBackward};
+        constexpr SparseSoftmaxRunsConfig kConfig{.units = kLong ? 6 : 4,
+                                                  .team = kLong ? kWarp : kSoftmaxRunsThreads,
+                                                  .backward = kBackward,
+                                                  .batched = kBackward};
         std::vector<int32_t> cuts = CutsOf(p.pattern, 1);
         if (wrong) Spoil(cuts);
         p.row_cuts = Of(cuts);
@@ -44,7 +47,7 @@ void Tests() {
   // Rows that are empty, about as long as what counts as long, in pieces, and one behind the other;
   // a run with the most entries that there can be, of which the first are in no run of four; random
   // ones.
-  constexpr int kWhole = kMostOfWholeRow, kPlacesOfRun = kUnitsOfRun * kPlacesOfUnit;
+  constexpr int kWhole = kMostOfWholeRow, kPlacesOfRun = 4 * kPlacesOfUnit;
   constexpr int kInFront = kPlacesOfRun - (kWhole + kPlacesOfRow - 1) - 3 * kPlacesOfRow;
   const std::vector<int> all[] = {
       {1},
@@ -106,8 +109,10 @@ void Limits() {
 int main() {
   using namespace jaxsparse;
   Tests<float>();
-  Test<float, false>({3, 17000, 5}, 0, 0);  // more pieces than lanes add at once
-  Test<float, true>({3, 17000, 5}, 0, 0);
+  Test<float, false>({3, 70'000, 5}, 0, 0);  // more blocks than lanes add at once
+  Test<float, true, false>({3, 70'000, 5}, 0, 0);
+  Test<float, false, true>(Skewed(900, 3000), 0, 9);
+  Test<float, true, true>({3, 20'000, 5}, 0, 0);
   Tests<double>();
   Tests<bfloat16>();
   Tests<float16>();

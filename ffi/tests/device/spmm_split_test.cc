@@ -30,7 +30,7 @@ void Test(const SpmmSize& size, SpmmOptions options) {
   if (!AreWrong(options.disorder)) CheckRepeats("split rows", test.out(), [&] { run(2); });
 }
 
-template <typename T, typename Out, int kVector, int kLanes, int kGroupUnits = 1>
+template <typename T, typename Out, int kVector, int kLanes, int kGroupUnits = 1, int kAtOnce = 8>
 struct Tests {
   static constexpr int64_t kTile = kVector * kLanes;
 
@@ -38,6 +38,7 @@ struct Tests {
     return {.vector = kVector,
             .lanes = kLanes,
             .group_units = kGroupUnits,
+            .at_once = kAtOnce,
             .permuted = permuted,
             .batched = permuted};
   }
@@ -55,7 +56,9 @@ struct Tests {
          {SpmmSize{1, 1, kVector, 1.0}, SpmmSize{70, 60, kTile + kVector, 0.3},
           SpmmSize{21, 2900, kTile, 0.01, 0.9}, SpmmSize{5, 1300, kTile, 0.8},
           SpmmSize{700, 40, kTile, 0.001}}) {
+      Plain(size, {});
       Plain(size, {.preactivation = true});
+      Permuted(size, {});
       Permuted(size, {.bias = true, .activation = Activation::kGelu});
     }
     const SpmmSize batch{18, 500, kTile + kVector, 0.1, 0.9, 3};
@@ -86,7 +89,9 @@ int main() {
   Tests<float, float, 4, 4>::Plain({2, 9300, 16, 0.97}, {.bias = true});  // rows of many parts
   Tests<float, float, 4, 32, 2>::Sizes();
   Tests<float, float, 1, 1>::Sizes();
-  Tests<bfloat16, bfloat16, 8, 8>::Sizes();
+  Tests<bfloat16, bfloat16, 8, 8, 1, 16>::Sizes();
+  Tests<float, float, 4, 8, 1, 16>::Sizes();
+  Tests<float, float, 4, 8, 1, 16>::Disordered();
   Tests<float16, float, 2, 16>::Sizes();
   Tests<double, double, 2, 2>::Sizes();
   Tests<double, double, 2, 2>::Disordered();
