@@ -25,7 +25,7 @@ from flax import nnx
 from PIL import Image
 from program_runs import interrupt, metrics_of, printed_by
 
-from examples.mobilenet import data, throughput
+from examples.mobilenet import data, paper, throughput
 from examples.mobilenet import model as model_file
 from examples.mobilenet.__main__ import main
 from examples.mobilenet.model import (
@@ -199,12 +199,46 @@ def test_interrupted_run_resumes(
         assert metrics_of(tmp_path)["trained"] == unbroken["trained"]
 
 
-def test_paper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(throughput, "PAPER", {"dense": ((0.1, 72.7, 2518),), "sparse": ()})
+def test_paper(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Interrupted after the first group, resumed; then another run that does not agree."""
+    models = {"dense": ((0.05, 72.7, 2518), (0.1, 73.8, 2046)), "sparse": ((0.1, 72.9, 2874),)}
+    monkeypatch.setattr(paper, "PAPER", models)
+    monkeypatch.setattr(paper, "EQUAL", {"dense 0.05": "sparse 0.1"})
     argv = ["--paper", "--resolution=32", "--frames=1", "--seconds=0.001", "--output"]
-    printed = printed_by(main, [*argv, str(tmp_path)])
+    argv.append(str(tmp_path))
+    assert main([*argv, "--resume"]) == 2
+    assert main([*argv, "--widths=0.3"]) == 2
+    message = capsys.readouterr().err
+    assert "paper.json, got no such file" in message
+    assert "expected widths of the paper's models, 0.05, 0.1, got 0.3" in message
+    measure = throughput.measure
+
+    def interrupted(forms: Any, *args: Any) -> Any:
+        if forms[0].model == "dense 0.1":
+            raise KeyboardInterrupt
+        return measure(forms, *args)
+
+    def written() -> dict[str, Any]:
+        return json.loads((tmp_path / "paper.json").read_text())
+
+    with monkeypatch.context() as patch:
+        patch.setattr(throughput, "measure", interrupted)
+        assert main(argv) == 130
+    first = written()["frames"]
+    assert {row["model"] for row in first} == {"dense 0.05", "sparse 0.1"}
+    assert main([*argv, "--resume", "--seconds=0.002"]) == 2
+    assert "expected seconds 0.001 as in" in capsys.readouterr().err
+    printed = printed_by(main, [*argv, "--resume"])
     assert "V100 frames/s (paper)" in printed and "2,518" in printed
-    assert json.loads((tmp_path / "paper.json").read_text())["frames"]
+    frames, (ratio,) = written()["frames"], written()["ratios"][:1]
+    assert frames[: len(first)] == first and frames[-1]["model"] == "dense 0.1"
+    speeds = {(row["model"], row["form"]): row["frames_per_second"] for row in first}
+    assert ratio["ratios"]["float32"] == pytest.approx(
+        speeds["sparse 0.1", "sparse float32"] / speeds["dense 0.05", "dense float32"]
+    )
+    assert "sparse 0.1 over dense 0.05" in printed and f"{2874 / 2518:.2f}" in printed
 
 
 @pytest.mark.parametrize(
