@@ -94,21 +94,28 @@ def test_digits_and_batches() -> None:
     # Interpolation keeps the mean of an image, but for its border.
     means = [x.train.images.mean((1, 2, 3)) for x in (dataset, small)]
     np.testing.assert_allclose(*means, atol=6)
-    normal = dataset.normalised(dataset.train.images)
+    held = dataset.held()
+    normal = held.normalised(held.train.images)
     assert abs(normal.mean()) < 1e-3 and abs(normal.std() - 1) < 1e-3
     every = data.batches(dataset, 100, 3, 0)
     first = [next(every) for _ in range(16)]
     resumed = next(data.batches(dataset, 100, 3, 15))
-    np.testing.assert_array_equal(resumed.images, first[15].images)
-    assert (first[0].labels != first[14].labels).any()  # Another order in the second epoch.
+    jax.tree.map(np.testing.assert_array_equal, resumed, first[15])
+    assert (first[0].chosen != first[14].chosen).any()  # Another order in the second epoch.
+    assert len(set(np.concatenate([each.chosen for each in first[:14]]))) == 1400
+    assert not first[0].mirrored.any()  # Of digits it changes the class.
 
 
 def test_moved_images_are_parts_of_the_padded_ones() -> None:
     rng = np.random.default_rng(0)
     images = rng.integers(1, 256, (40, 8, 8, 1), np.uint8)
+    dataset = data.Dataset(
+        *[data.Part(images, np.zeros(40))] * 2, np.zeros(1), np.ones(1), True, "random", ""
+    )
+    batch = next(data.batches(dataset, 40, 0, 0))
     mirrored = 0
-    for image, moved in zip(images, data.moved(images, True, rng), strict=True):
-        padded = np.pad(image, [(1, 1), (1, 1), (0, 0)])
+    for at, moved in zip(batch.chosen, np.asarray(data.moved(images, batch)), strict=True):
+        padded = np.pad(images[at], [(1, 1), (1, 1), (0, 0)])
         windows = [padded[i : i + 8, j : j + 8] for i in range(3) for j in range(3)]
         plain = any((moved == window).all() for window in windows)
         flipped = any((moved[:, ::-1] == window).all() for window in windows)

@@ -195,9 +195,10 @@ def train_all(
     runs = runs_of(args, dataset)
     trained: list[dict[str, Any]] = []
     models: dict[str, MobileNet] = {}
+    held = dataset.held()
     for each, saved in zip(runs, open_checkpoints(runs, dataset, args), strict=True):
-        model, loop = train(dataset, saved, each)
-        found = score(model, dataset)
+        model, loop = train(dataset, held, saved, each)
+        found = score(model, dataset, held)
         models.setdefault(each.name, model)
         trained.append({"model": each.name, "seed": each.seed, **found, "curve": loop.curve})
         if not args.quiet:

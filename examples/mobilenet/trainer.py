@@ -17,10 +17,10 @@ from jaxsparse.pruning import polynomial, prune
 
 from ..common.checkpoint import Checkpoints
 from ..common.resumable import Loop, resumable
-from .data import CLASSES, Dataset, Part, batches
+from .data import CLASSES, Batch, Dataset, Held, batches, moved
 from .model import POINTWISE, MobileNet
 
-SCORED = 250  # Images at a time.
+SCORED = 500  # Images at a time.
 # Pruned from a tenth of the steps on to 6/10 of them, at so many steps; the rest is recovery.
 BEGIN, END, TIMES = 0.1, 0.6, 20
 
@@ -51,9 +51,11 @@ def make_optimizer(rate: float, steps: int, sparsity: float) -> optax.GradientTr
 
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
 def train_on_batch(
-    graph: Any, optimizer: optax.GradientTransformation, state: State, images: Array, labels: Array
+    graph: Any, optimizer: optax.GradientTransformation, state: State, held: Held, batch: Batch
 ) -> tuple[State, Array]:
     """Makes a training step; the loss, in nats per image, is that before."""
+    images = held.normalised(moved(held.train.images, batch))
+    labels = held.train.labels[batch.chosen]
 
     def loss(params: Any) -> tuple[Array, Any]:
         model = nnx.merge(graph, params, state.statistics, copy=True)  # which this trace changes
@@ -68,21 +70,25 @@ def train_on_batch(
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def logits_of(graph: Any, state: Any, images: Array) -> Array:
-    """What a model says of images, with the statistics of training."""
+def logits_of(graph: Any, state: Any, held: Held, first: int) -> Array:
+    """What a model says of the `SCORED` test images from one on, or of the last so many."""
     model = nnx.merge(graph, state)
     model.eval()
-    return model(images)
+    count = min(SCORED, len(held.test.images))
+    images = jax.lax.dynamic_slice_in_dim(held.test.images, first, count)
+    return model(held.normalised(images))
 
 
-def score(model: MobileNet, dataset: Dataset) -> dict[str, float]:
+def score(model: MobileNet, dataset: Dataset, held: Held) -> dict[str, float]:
     """The loss on what is tested, and the share of images whose likeliest class is right."""
     graph, state = nnx.split(model)
-    images, labels = dataset.test
+    labels = dataset.test.labels
+    starts = range(0, len(labels), SCORED)
+    parts = [logits_of(graph, state, held, first) for first in starts]
     found = np.concatenate(
         [
-            logits_of(graph, state, dataset.normalised(images[i : i + SCORED]))
-            for i in range(0, len(images), SCORED)
+            part[first - len(labels) :]
+            for first, part in zip(starts, jax.device_get(parts), strict=True)
         ]
     ).astype(float)
     of_class = found[np.arange(len(labels)), labels]
@@ -94,9 +100,9 @@ def score(model: MobileNet, dataset: Dataset) -> dict[str, float]:
 class Trainer:
     """A MobileNet in training."""
 
-    def __init__(self, dataset: Dataset, args: argparse.Namespace):
-        self.dataset, self.args = dataset, args
-        _, resolution, _, channels = dataset.train.images.shape
+    def __init__(self, held: Held, args: argparse.Namespace):
+        self.held, self.args = held, args
+        _, resolution, _, channels = held.train.images.shape
         model = MobileNet(args.width, resolution, channels, CLASSES, seed=args.seed)
         self.graph, params, statistics = nnx.split(model, nnx.Param, ...)
         self.optimizer = make_optimizer(args.learning_rate, args.steps, args.sparsity)
@@ -112,20 +118,17 @@ class Trainer:
         )
         return model
 
-    def step(self, batch: Part) -> Array:
+    def step(self, batch: Batch) -> Array:
         """Updates the state; returns the loss before."""
-        images = self.dataset.normalised(batch.images)
-        self.state, loss = train_on_batch(
-            self.graph, self.optimizer, self.state, images, batch.labels
-        )
+        self.state, loss = train_on_batch(self.graph, self.optimizer, self.state, self.held, batch)
         return loss
 
 
 def train(
-    dataset: Dataset, checkpoints: Checkpoints, args: argparse.Namespace
+    dataset: Dataset, held: Held, checkpoints: Checkpoints, args: argparse.Namespace
 ) -> tuple[MobileNet, Loop]:
     """Trains up to the last step; returns the model and the loop, which has the learning curve."""
-    trainer = Trainer(dataset, args)
+    trainer = Trainer(held, args)
     run = resumable(
         trainer.state,
         checkpoints,
@@ -137,12 +140,12 @@ def train(
     )
     with run as (trainer.state, loop):
         if loop.score_is_due:  # That of a new run, before its first step.
-            loop.record_score(**score(trainer.model, dataset))
+            loop.record_score(**score(trainer.model, dataset, held))
         each = batches(dataset, args.batch, args.seed, loop.step)
         for _ in loop.steps():
             loop.record_loss(trainer.step(next(each)))
             if loop.score_is_due:
-                loop.record_score(**score(trainer.model, dataset))
+                loop.record_score(**score(trainer.model, dataset, held))
             if loop.saving_is_due:
                 loop.save(trainer.state)
     return trainer.model, loop
