@@ -50,7 +50,7 @@ from ..common.program import (
 from ..common.resumable import progress_bar
 from . import data, paper, report, throughput
 from .model import MobileNet
-from .trainer import score, train
+from .trainer import compile_ahead, train
 
 NAME = "mobilenet"
 MEMORY_OPTIONS = "--batch, --frames, --widths or --resolution"
@@ -145,6 +145,12 @@ def open_checkpoints(
     return opened
 
 
+def is_left(saved: Checkpoints) -> bool:
+    """Whether a run has steps to make."""
+    newest = saved.newest()
+    return newest is None or newest["progress"]["step"] < newest["options"]["steps"]
+
+
 def time_models(
     groups: Sequence[Sequence[throughput.Candidate]],
     image_shape: tuple[int, ...],
@@ -195,10 +201,14 @@ def train_all(
     runs = runs_of(args, dataset)
     trained: list[dict[str, Any]] = []
     models: dict[str, MobileNet] = {}
+    opened = open_checkpoints(runs, dataset, args)
     held = dataset.held()
-    for each, saved in zip(runs, open_checkpoints(runs, dataset, args), strict=True):
+    sizes = {each.name: each for each, saved in zip(runs, opened, strict=True) if is_left(saved)}
+    with progress_bar(0, len(sizes), args.quiet, "compiling") as bar:
+        compile_ahead(list(sizes.values()), dataset, held, bar)
+    for each, saved in zip(runs, opened, strict=True):
         model, loop = train(dataset, held, saved, each)
-        found = score(model, dataset, held)
+        found = {name: loop.curve[-1][name] for name in ("held_out", "accuracy")}
         models.setdefault(each.name, model)
         trained.append({"model": each.name, "seed": each.seed, **found, "curve": loop.curve})
         if not args.quiet:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import functools
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +15,7 @@ import numpy as np
 import optax
 from flax import nnx
 from jax import Array
+from tqdm import tqdm
 
 from jaxsparse.pruning import polynomial, prune
 
@@ -97,18 +101,23 @@ def score(model: MobileNet, dataset: Dataset, held: Held) -> dict[str, float]:
     return {"held_out": float(losses.mean()), "accuracy": float(right.mean())}
 
 
+def begin(held: Held, args: argparse.Namespace) -> tuple[Any, optax.GradientTransformation, State]:
+    """The structure of a model, its optimizer, and the state before the first step."""
+    _, resolution, _, channels = held.train.images.shape
+    model = MobileNet(args.width, resolution, channels, CLASSES, seed=args.seed)
+    graph, params, statistics = nnx.split(model, nnx.Param, ...)
+    optimizer = make_optimizer(args.learning_rate, args.steps, args.sparsity)
+    state = State(jnp.zeros((), int), params, statistics, optimizer.init(params))
+    # Committed to the device, as restored states are: else a program is compiled for each.
+    return graph, optimizer, jax.device_put(state, jax.local_devices()[0])
+
+
 class Trainer:
     """A MobileNet in training."""
 
     def __init__(self, held: Held, args: argparse.Namespace):
-        self.held, self.args = held, args
-        _, resolution, _, channels = held.train.images.shape
-        model = MobileNet(args.width, resolution, channels, CLASSES, seed=args.seed)
-        self.graph, params, statistics = nnx.split(model, nnx.Param, ...)
-        self.optimizer = make_optimizer(args.learning_rate, args.steps, args.sparsity)
-        state = State(jnp.zeros((), int), params, statistics, self.optimizer.init(params))
-        # Committed to the device, as restored states are: else a program is compiled for each.
-        self.state = jax.device_put(state, jax.local_devices()[0])
+        self.held = held
+        self.graph, self.optimizer, self.state = begin(held, args)
 
     @property
     def model(self) -> MobileNet:
@@ -122,6 +131,32 @@ class Trainer:
         """Updates the state; returns the loss before."""
         self.state, loss = train_on_batch(self.graph, self.optimizer, self.state, self.held, batch)
         return loss
+
+
+def compile_ahead(
+    runs: Sequence[argparse.Namespace], dataset: Dataset, held: Held, bar: tqdm
+) -> None:
+    """Makes a first step of each size of models, and a score, by threads: they compile at once.
+
+    Args:
+        runs: those to come, no two of one size.
+        dataset, held: what they learn from.
+        bar: counts the sizes.
+    """
+
+    def run(args: argparse.Namespace) -> None:
+        graph, optimizer, state = begin(held, args)
+        batch = next(batches(dataset, args.batch, args.seed, 0))
+        state, _ = train_on_batch(graph, optimizer, state, held, batch)
+        score(nnx.merge(graph, state.params, state.statistics), dataset, held)
+
+    pool = ThreadPoolExecutor(os.cpu_count())
+    try:
+        for future in as_completed([pool.submit(run, each) for each in runs]):
+            future.result()
+            bar.update()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def train(
