@@ -178,9 +178,11 @@ def batches(dataset: Dataset, size: int, seed: int, step: int) -> Iterator[Batch
     """
     images, labels = dataset.train
     most, per_epoch = most_moved(images.shape[1]), steps_of_epoch(dataset, size)
+    order, ordered = np.empty(0), -1
     while True:
         epoch, at = divmod(step, per_epoch)
-        order = np.random.default_rng((seed, epoch)).permutation(len(labels))
+        if ordered != epoch:
+            order, ordered = np.random.default_rng((seed, epoch)).permutation(len(labels)), epoch
         rng = np.random.default_rng((seed, epoch, at))
         chosen = order[at * size : (at + 1) * size].astype(np.int32)
         corners = rng.integers(2 * most + 1, size=(len(chosen), 2), dtype=np.int32)

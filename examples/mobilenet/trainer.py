@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any, NamedTuple
 
@@ -53,24 +53,38 @@ def make_optimizer(rate: float, steps: int, sparsity: float) -> optax.GradientTr
     return prune(optimizer, pruning, POINTWISE)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
-def train_on_batch(
-    graph: Any, optimizer: optax.GradientTransformation, state: State, held: Held, batch: Batch
-) -> tuple[State, Array]:
-    """Makes a training step; the loss, in nats per image, is that before."""
-    images = held.normalised(moved(held.train.images, batch))
-    labels = held.train.labels[batch.chosen]
+Leaves = list[Array]
+Step = Callable[[Leaves, Held, Batch], tuple[Leaves, Array]]
 
-    def loss(params: Any) -> tuple[Array, Any]:
-        model = nnx.merge(graph, params, state.statistics, copy=True)  # which this trace changes
-        model.train()
-        losses = optax.softmax_cross_entropy_with_integer_labels(model(images), labels)
-        return losses.mean(), nnx.state(model, nnx.BatchStat)
 
-    (mean, statistics), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
-    updates, moments = optimizer.update(grads, state.optimizer, state.params)
-    params = optax.apply_updates(state.params, updates)
-    return State(state.steps + 1, params, statistics, moments), mean
+@functools.cache  # Models of one size share it.
+def make_step(graph: Any, optimizer: optax.GradientTransformation, structure: Any) -> Step:
+    """A training step, which maps the leaves of a `State` to new ones.
+
+    The loss, in nats per image, is that before. A call flattens its arguments: of leaves that takes
+    microseconds, of a state of NNX milliseconds, as long as a GPU computes.
+    """
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def step(leaves: Leaves, held: Held, batch: Batch) -> tuple[Leaves, Array]:
+        state: State = jax.tree.unflatten(structure, leaves)
+        images = held.normalised(moved(held.train.images, batch))
+        labels = held.train.labels[batch.chosen]
+
+        def loss(params: Any) -> tuple[Array, Any]:
+            # A copy, which this trace changes.
+            model = nnx.merge(graph, params, state.statistics, copy=True)
+            model.train()
+            losses = optax.softmax_cross_entropy_with_integer_labels(model(images), labels)
+            return losses.mean(), nnx.state(model, nnx.BatchStat)
+
+        (mean, statistics), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
+        updates, moments = optimizer.update(grads, state.optimizer, state.params)
+        params = optax.apply_updates(state.params, updates)
+        new = State(state.steps + 1, params, statistics, moments)
+        return structure.flatten_up_to(new), mean
+
+    return step
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -101,35 +115,44 @@ def score(model: MobileNet, dataset: Dataset, held: Held) -> dict[str, float]:
     return {"held_out": float(losses.mean()), "accuracy": float(right.mean())}
 
 
-def begin(held: Held, args: argparse.Namespace) -> tuple[Any, optax.GradientTransformation, State]:
-    """The structure of a model, its optimizer, and the state before the first step."""
-    _, resolution, _, channels = held.train.images.shape
-    model = MobileNet(args.width, resolution, channels, CLASSES, seed=args.seed)
-    graph, params, statistics = nnx.split(model, nnx.Param, ...)
-    optimizer = make_optimizer(args.learning_rate, args.steps, args.sparsity)
-    state = State(jnp.zeros((), int), params, statistics, optimizer.init(params))
-    # Committed to the device, as restored states are: else a program is compiled for each.
-    return graph, optimizer, jax.device_put(state, jax.local_devices()[0])
-
-
 class Trainer:
     """A MobileNet in training."""
 
     def __init__(self, held: Held, args: argparse.Namespace):
         self.held = held
-        self.graph, self.optimizer, self.state = begin(held, args)
+        _, resolution, _, channels = held.train.images.shape
+        model = MobileNet(args.width, resolution, channels, CLASSES, seed=args.seed)
+        self.graph, params, statistics = nnx.split(model, nnx.Param, ...)
+        optimizer = make_optimizer(args.learning_rate, args.steps, args.sparsity)
+        state = State(jnp.zeros((), int), params, statistics, optimizer.init(params))
+        # Committed to the device, as restored states are: else a program is compiled for each.
+        self.leaves, self.structure = jax.tree.flatten(
+            jax.device_put(state, jax.local_devices()[0])
+        )
+        self.train = make_step(self.graph, optimizer, self.structure)
+
+    @property
+    def state(self) -> State:
+        """What training changes."""
+        state: State = jax.tree.unflatten(self.structure, self.leaves)
+        return state
+
+    @state.setter
+    def state(self, state: State) -> None:
+        self.leaves = self.structure.flatten_up_to(state)
 
     @property
     def model(self) -> MobileNet:
         """The model as it is now."""
+        state = self.state
         model: MobileNet = nnx.merge(
-            self.graph, *jax.tree.map(jnp.copy, (self.state.params, self.state.statistics))
+            self.graph, *jax.tree.map(jnp.copy, (state.params, state.statistics))
         )
         return model
 
     def step(self, batch: Batch) -> Array:
         """Updates the state; returns the loss before."""
-        self.state, loss = train_on_batch(self.graph, self.optimizer, self.state, self.held, batch)
+        self.leaves, loss = self.train(self.leaves, self.held, batch)
         return loss
 
 
@@ -145,10 +168,9 @@ def compile_ahead(
     """
 
     def run(args: argparse.Namespace) -> None:
-        graph, optimizer, state = begin(held, args)
-        batch = next(batches(dataset, args.batch, args.seed, 0))
-        state, _ = train_on_batch(graph, optimizer, state, held, batch)
-        score(nnx.merge(graph, state.params, state.statistics), dataset, held)
+        trainer = Trainer(held, args)
+        trainer.train(trainer.leaves, held, next(batches(dataset, args.batch, args.seed, 0)))
+        score(Trainer(held, args).model, dataset, held)
 
     pool = ThreadPoolExecutor(os.cpu_count())
     try:
