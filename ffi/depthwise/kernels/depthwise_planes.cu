@@ -127,8 +127,8 @@ __global__ void __launch_bounds__(kDepthwiseThreads)
 #pragma unroll
         for (int i = 0; i < kReach; ++i) {
           const int first = static_cast<int>(place.group * (kWindows / 2)) - 1;
-          y[i] =
-              ToAccumulator(At(from + window * p.columns, first + i, static_cast<int>(p.columns)));
+          y[i] = ToAccumulator(
+              At(from + window * p.columns + first, i, first, static_cast<int>(p.columns)));
         }
 #pragma unroll
         for (int j = 0; j < kTaps; ++j)

@@ -25,10 +25,10 @@ __device__ __forceinline__ void LoadTaps(const T* kernel, bool flipped,
   }
 }
 
-// One place, or 0 where there is none.
+// from[i] where `from` is place `begin` of a row of `width`, or 0 where there is no such place.
 template <typename T>
-__device__ __forceinline__ T At(const T* row, int column, int width) {
-  return static_cast<unsigned>(column) < static_cast<unsigned>(width) ? row[column] : T{};
+__device__ __forceinline__ T At(const T* from, int i, int begin, int width) {
+  return static_cast<unsigned>(begin + i) < static_cast<unsigned>(width) ? from[i] : T{};
 }
 
 // Neighbouring numbers as they are loaded, by words: one instruction turns one into a float.
@@ -81,24 +81,27 @@ struct Segment {
     using M = Packed<T, kMiddle>;
     constexpr int kWords = kWide / M::kOfWord;
     const int begin = kMiddle * group;
+    const T* from = row + begin;  // one address, from which all others are a constant away
 #pragma unroll
     for (int w = 0; w < kMiddle / M::kOfWord; w += kWords > 0 ? kWords : 1) {
-      const int at = begin + w * M::kOfWord;
+      const int at = w * M::kOfWord;
       if constexpr (kWords > 0) {
         Vector<uint32_t, kWords> loaded = {};
-        if (at < width) loaded = *reinterpret_cast<const Vector<uint32_t, kWords>*>(row + at);
+        if (begin + at < width) {
+          loaded = *reinterpret_cast<const Vector<uint32_t, kWords>*>(from + at);
+        }
 #pragma unroll
         for (int i = 0; i < kWords; ++i) middle.words[w + i] = loaded.elements[i];
       } else {
         T elements[M::kOfWord];
 #pragma unroll
-        for (int i = 0; i < M::kOfWord; ++i) elements[i] = At(row, at + i, width);
+        for (int i = 0; i < M::kOfWord; ++i) elements[i] = At(from, at + i, begin, width);
         middle.words[w] = M::WordOf(elements);
       }
     }
 #pragma unroll
     for (int i = 0; i < kSpan; ++i) {
-      if (!IsInMiddle(i)) others[i] = At(row, begin + i - kLeft, width);
+      if (!IsInMiddle(i)) others[i] = At(from, i - kLeft, begin, width);
     }
   }
 };
