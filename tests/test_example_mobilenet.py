@@ -25,7 +25,7 @@ from flax import nnx
 from PIL import Image
 from program_runs import interrupt, metrics_of, printed_by
 
-from examples.mobilenet import data, paper, throughput
+from examples.mobilenet import data, paper, throughput, trainer
 from examples.mobilenet import model as model_file
 from examples.mobilenet.__main__ import main
 from examples.mobilenet.model import (
@@ -144,6 +144,23 @@ def test_forms_for_inference_compute_the_same(sparse: bool) -> None:
     scale = float(jnp.abs(expected).max())
     assert scale > 1e-3
     np.testing.assert_allclose(folded(images), expected, atol=1e-4 * scale)
+
+
+def test_score_takes_images_in_parts(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight images by three, so that the last part has less than the others."""
+    monkeypatch.setattr(trainer, "SCORED", 3)
+    dataset = data.load(folders["binary"], None)
+    held = dataset.held()
+    model = MobileNet(0.1, SIDE, 3, data.CLASSES, seed=0)
+    found = trainer.score(model, dataset, held)
+    model.eval()
+    logits = np.asarray(model(held.normalised(held.test.images)), np.float64)
+    labels = dataset.test.labels
+    losses = np.log(np.exp(logits).sum(1)) - logits[np.arange(TESTED), labels]
+    assert found["held_out"] == pytest.approx(losses.mean(), rel=1e-5)
+    assert found["accuracy"] == (logits.argmax(1) == labels).mean()
 
 
 def test_the_papers_model(monkeypatch: pytest.MonkeyPatch) -> None:
