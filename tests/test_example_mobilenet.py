@@ -25,7 +25,7 @@ from flax import nnx
 from PIL import Image
 from program_runs import interrupt, metrics_of, printed_by
 
-from examples.mobilenet import data, throughput
+from examples.mobilenet import data, paper, throughput, trainer
 from examples.mobilenet import model as model_file
 from examples.mobilenet.__main__ import main
 from examples.mobilenet.model import (
@@ -94,21 +94,28 @@ def test_digits_and_batches() -> None:
     # Interpolation keeps the mean of an image, but for its border.
     means = [x.train.images.mean((1, 2, 3)) for x in (dataset, small)]
     np.testing.assert_allclose(*means, atol=6)
-    normal = dataset.normalised(dataset.train.images)
+    held = dataset.held()
+    normal = held.normalised(held.train.images)
     assert abs(normal.mean()) < 1e-3 and abs(normal.std() - 1) < 1e-3
     every = data.batches(dataset, 100, 3, 0)
     first = [next(every) for _ in range(16)]
     resumed = next(data.batches(dataset, 100, 3, 15))
-    np.testing.assert_array_equal(resumed.images, first[15].images)
-    assert (first[0].labels != first[14].labels).any()  # Another order in the second epoch.
+    jax.tree.map(np.testing.assert_array_equal, resumed, first[15])
+    assert (first[0].chosen != first[14].chosen).any()  # Another order in the second epoch.
+    assert len(set(np.concatenate([each.chosen for each in first[:14]]))) == 1400
+    assert not first[0].mirrored.any()  # Of digits it changes the class.
 
 
 def test_moved_images_are_parts_of_the_padded_ones() -> None:
     rng = np.random.default_rng(0)
     images = rng.integers(1, 256, (40, 8, 8, 1), np.uint8)
+    dataset = data.Dataset(
+        *[data.Part(images, np.zeros(40))] * 2, np.zeros(1), np.ones(1), True, "random", ""
+    )
+    batch = next(data.batches(dataset, 40, 0, 0))
     mirrored = 0
-    for image, moved in zip(images, data.moved(images, True, rng), strict=True):
-        padded = np.pad(image, [(1, 1), (1, 1), (0, 0)])
+    for at, moved in zip(batch.chosen, np.asarray(data.moved(images, batch)), strict=True):
+        padded = np.pad(images[at], [(1, 1), (1, 1), (0, 0)])
         windows = [padded[i : i + 8, j : j + 8] for i in range(3) for j in range(3)]
         plain = any((moved == window).all() for window in windows)
         flipped = any((moved[:, ::-1] == window).all() for window in windows)
@@ -137,6 +144,23 @@ def test_forms_for_inference_compute_the_same(sparse: bool) -> None:
     scale = float(jnp.abs(expected).max())
     assert scale > 1e-3
     np.testing.assert_allclose(folded(images), expected, atol=1e-4 * scale)
+
+
+def test_score_takes_images_in_parts(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight images by three, so that the last part has less than the others."""
+    monkeypatch.setattr(trainer, "SCORED", 3)
+    dataset = data.load(folders["binary"], None)
+    held = dataset.held()
+    model = MobileNet(0.1, SIDE, 3, data.CLASSES, seed=0)
+    found = trainer.score(model, dataset, held)
+    model.eval()
+    logits = np.asarray(model(held.normalised(held.test.images)), np.float64)
+    labels = dataset.test.labels
+    losses = np.log(np.exp(logits).sum(1)) - logits[np.arange(TESTED), labels]
+    assert found["held_out"] == pytest.approx(losses.mean(), rel=1e-5)
+    assert found["accuracy"] == (logits.argmax(1) == labels).mean()
 
 
 def test_the_papers_model(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,12 +223,46 @@ def test_interrupted_run_resumes(
         assert metrics_of(tmp_path)["trained"] == unbroken["trained"]
 
 
-def test_paper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(throughput, "PAPER", {"dense": ((0.1, 72.7, 2518),), "sparse": ()})
+def test_paper(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Interrupted after the first group, resumed; then another run that does not agree."""
+    models = {"dense": ((0.05, 72.7, 2518), (0.1, 73.8, 2046)), "sparse": ((0.1, 72.9, 2874),)}
+    monkeypatch.setattr(paper, "PAPER", models)
+    monkeypatch.setattr(paper, "EQUAL", {"dense 0.05": "sparse 0.1"})
     argv = ["--paper", "--resolution=32", "--frames=1", "--seconds=0.001", "--output"]
-    printed = printed_by(main, [*argv, str(tmp_path)])
+    argv.append(str(tmp_path))
+    assert main([*argv, "--resume"]) == 2
+    assert main([*argv, "--widths=0.3"]) == 2
+    message = capsys.readouterr().err
+    assert "paper.json, got no such file" in message
+    assert "expected widths of the paper's models, 0.05, 0.1, got 0.3" in message
+    measure = throughput.measure
+
+    def interrupted(forms: Any, *args: Any) -> Any:
+        if forms[0].model == "dense 0.1":
+            raise KeyboardInterrupt
+        return measure(forms, *args)
+
+    def written() -> dict[str, Any]:
+        return json.loads((tmp_path / "paper.json").read_text())
+
+    with monkeypatch.context() as patch:
+        patch.setattr(throughput, "measure", interrupted)
+        assert main(argv) == 130
+    first = written()["frames"]
+    assert {row["model"] for row in first} == {"dense 0.05", "sparse 0.1"}
+    assert main([*argv, "--resume", "--seconds=0.002"]) == 2
+    assert "expected seconds 0.001 as in" in capsys.readouterr().err
+    printed = printed_by(main, [*argv, "--resume"])
     assert "V100 frames/s (paper)" in printed and "2,518" in printed
-    assert json.loads((tmp_path / "paper.json").read_text())["frames"]
+    frames, (ratio,) = written()["frames"], written()["ratios"][:1]
+    assert frames[: len(first)] == first and frames[-1]["model"] == "dense 0.1"
+    speeds = {(row["model"], row["form"]): row["frames_per_second"] for row in first}
+    assert ratio["ratios"]["float32"] == pytest.approx(
+        speeds["sparse 0.1", "sparse float32"] / speeds["dense 0.05", "dense float32"]
+    )
+    assert "sparse 0.1 over dense 0.05" in printed and f"{2874 / 2518:.2f}" in printed
 
 
 @pytest.mark.parametrize(

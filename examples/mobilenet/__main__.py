@@ -8,6 +8,7 @@ models store the weights alone that are not 0.
     python -m examples.mobilenet                                # digits; half an hour on two cores
     python -m examples.mobilenet --data cifar-10-batches-bin --widths 0.5 0.75 1 1.3
     python -m examples.mobilenet --paper                        # speed of the paper's nine models
+    python -m examples.mobilenet --paper --widths 1 1.3         # of two of them
 
 Sparse is meant to beat dense in float32 alone: where TF32 or bfloat16 will do, dense models are
 expected to be faster on a GPU at large batches. So each dense model is measured in all three.
@@ -16,10 +17,11 @@ Without --data it learns the handwritten digits inside the scikit-learn package,
 8 x 8 pixels. --data takes CIFAR-10: the folder of its binary version, of its Python version, or of
 sheets data_batch_*.png, test_batch.png with an image in each row, and train_lables.json,
 test_lables.json. --paper trains nothing: weights are random, which makes no difference to speed.
+Models that are to be compared are compiled and timed together, and their rows printed and written.
 
 Ctrl-C, SIGTERM and a closed terminal (unless under nohup) save the state after the step in flight,
 and a signal more than a second later quits at once. --resume goes on from there; models that are
-trained already are not trained again.
+trained already are not trained again, and with --paper those that have rows are not timed again.
 """
 
 from __future__ import annotations
@@ -27,11 +29,12 @@ from __future__ import annotations
 import argparse
 import copy
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
+from tqdm import tqdm
 
 from ..common.checkpoint import Checkpoints
 from ..common.errors import memory_errors
@@ -44,9 +47,10 @@ from ..common.program import (
     to_json,
     write_json,
 )
-from . import data, report, throughput
+from ..common.resumable import progress_bar
+from . import data, paper, report, throughput
 from .model import MobileNet
-from .trainer import score, train
+from .trainer import compile_ahead, train
 
 NAME = "mobilenet"
 MEMORY_OPTIONS = "--batch, --frames, --widths or --resolution"
@@ -94,13 +98,15 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add("--learning-rate", type=number(float, 0), help=f"the highest {of_both('learning_rate')}")
     add("--frames", type=count, nargs="+", default=[1, 64], help="batches to time (1 64)")
     add("--seconds", type=number(float, 0), default=0.5, help="of each timing (%(default)s)")
+    forms = list(throughput.FORMS)
+    add("--forms", choices=forms, nargs="+", default=forms, help="what to time (all)")
     add("--paper", action="store_true", help="time the paper's nine models, and train none")
-    add("--resume", action="store_true", help="continue from the checkpoints in --output")
+    add("--resume", action="store_true", help="go on with what is in --output")
     add("--quiet", action="store_true", help="print only the result")
     args = parser.parse_args(argv)
     parser.set_defaults(**(DIGITS if args.data is None else CIFAR))
     if args.paper:
-        parser.set_defaults(resolution=throughput.PAPER_RESOLUTION)
+        parser.set_defaults(resolution=paper.RESOLUTION, widths=None)
     return parser.parse_args(argv)
 
 
@@ -139,21 +145,53 @@ def open_checkpoints(
     return opened
 
 
+def is_left(saved: Checkpoints) -> bool:
+    """Whether a run has steps to make."""
+    newest = saved.newest()
+    return newest is None or newest["progress"]["step"] < newest["options"]["steps"]
+
+
 def time_models(
-    models: dict[str, MobileNet],
-    sparse: dict[str, bool],
+    groups: Sequence[Sequence[throughput.Candidate]],
     image_shape: tuple[int, ...],
     args: argparse.Namespace,
-) -> list[dict[str, Any]]:
-    """Frames/s of all models on all devices, at each batch of --frames."""
-    measured = []
-    for device in throughput.devices():
-        for frames in args.frames:
-            images = np.random.default_rng(0).standard_normal((frames, *image_shape), np.float32)
-            if not args.quiet:
-                print(f"timing {len(models)} models on {device.device_kind}, batch {frames}")
-            measured += throughput.measure(models, images, sparse, device, args.seconds)
-    return measured
+    result: dict[str, Any],
+) -> None:
+    """Adds frames/s of all models to a result, which is written after each group of them."""
+    measured: list[throughput.Row] = result["frames"]
+
+    def bar(total: int) -> tqdm:
+        return progress_bar(0, total, args.quiet, "timing")
+
+    def record(rows: list[throughput.Row]) -> None:
+        measured.extend(rows)
+        write_result(args, result)
+        if not args.quiet:
+            for row in rows:
+                tqdm.write(report.line_of(row), file=sys.stdout)
+            sys.stdout.flush()
+
+    throughput.measure_groups(
+        groups,
+        image_shape,
+        args.frames,
+        forms=args.forms,
+        seconds=args.seconds,
+        measured=tuple(measured),
+        bar=bar,
+        record=record,
+    )
+
+
+def write_result(args: argparse.Namespace, result: dict[str, Any]) -> None:
+    """Writes what there is so far."""
+    write_json(result_path(args), result)
+
+
+def result_path(args: argparse.Namespace) -> Path:
+    """The file of figures."""
+    folder: Path = args.output
+    return folder / ("paper.json" if args.paper else "metrics.json")
 
 
 def train_all(
@@ -163,9 +201,14 @@ def train_all(
     runs = runs_of(args, dataset)
     trained: list[dict[str, Any]] = []
     models: dict[str, MobileNet] = {}
-    for each, saved in zip(runs, open_checkpoints(runs, dataset, args), strict=True):
-        model, loop = train(dataset, saved, each)
-        found = score(model, dataset)
+    opened = open_checkpoints(runs, dataset, args)
+    held = dataset.held()
+    sizes = {each.name: each for each, saved in zip(runs, opened, strict=True) if is_left(saved)}
+    with progress_bar(0, len(sizes), args.quiet, "compiling") as bar:
+        compile_ahead(list(sizes.values()), dataset, held, bar)
+    for each, saved in zip(runs, opened, strict=True):
+        model, loop = train(dataset, held, saved, each)
+        found = {name: loop.curve[-1][name] for name in ("held_out", "accuracy")}
         models.setdefault(each.name, model)
         trained.append({"model": each.name, "seed": each.seed, **found, "curve": loop.curve})
         if not args.quiet:
@@ -173,40 +216,60 @@ def train_all(
     return trained, models
 
 
+def time_paper(args: argparse.Namespace, result: dict[str, Any]) -> report.Summary:
+    """Times the paper's models, adds that to a result, and says what to show of it."""
+    groups = paper.groups(args.widths, args.resolution)
+    if args.resume:
+        result["frames"] = paper.measured_before(result_path(args), result)
+    with memory_errors("timing", MEMORY_OPTIONS):
+        time_models(groups, (args.resolution, args.resolution, 3), args, result)
+    figures = paper.figures()
+    result["ratios"] = paper.ratios(result["frames"])
+    tables = [report.table_of_paper(result["frames"], figures)]
+    if result["ratios"]:
+        tables.append(report.table_of_ratios(result["ratios"]))
+    return report.Summary(
+        "\n\n".join(tables),
+        {name: [accuracy] for name, (accuracy, _) in figures.items()},
+        "MobileNetV1, random weights; accuracy on ImageNet as published",
+    )
+
+
+def train_and_time(args: argparse.Namespace, result: dict[str, Any]) -> report.Summary:
+    """Trains and times models, adds that to a result, and says what to show of it."""
+    dataset = data.load(args.data, args.resolution)
+    if not args.quiet:
+        print(f"device: {result['device']}")
+        print(f"data: {dataset.description}", flush=True)
+    with memory_errors("training", MEMORY_OPTIONS):
+        result["trained"], models = train_all(dataset, args)
+        write_result(args, result)
+        candidates = {
+            name: throughput.Candidate(name, name.startswith("sparse"), lambda model=model: model)
+            for name, model in models.items()
+        }
+        groups = [
+            [candidates[f"{kind} {width:g}"] for kind in ("dense", "sparse")]
+            for width in dict.fromkeys(args.widths)
+        ]
+        time_models(groups, dataset.train.images.shape[1:], args, result)
+    return report.Summary(
+        report.table_of_training(result["trained"], result["frames"]),
+        report.accuracies_of(result["trained"]),
+        f"MobileNetV1 on {dataset.source.partition(' in ')[0]}, {args.seeds} seeds",
+    )
+
+
 def run(args: argparse.Namespace) -> None:
     """Trains and times the models, or times those of the paper, and writes what came out."""
     args.output.mkdir(parents=True, exist_ok=True)
-    device = jax.local_devices()[0]
-    about = describe(to_json(args), [device])
-    if args.paper:
-        models, sparse, figures = throughput.papers_models(
-            args.resolution, throughput.PAPER_CLASSES
-        )
-        with memory_errors("timing", MEMORY_OPTIONS):
-            measured = time_models(models, sparse, (args.resolution, args.resolution, 3), args)
-        accuracies = {name: [accuracy] for name, (accuracy, _) in figures.items()}
-        text = report.table_of_paper(measured, figures)
-        title = "MobileNetV1, random weights; accuracy on ImageNet as published"
-        result: dict[str, Any] = {"frames": measured}
-    else:
-        dataset = data.load(args.data, args.resolution)
-        if not args.quiet:
-            print(f"device: {device.device_kind}")
-            print(f"data: {dataset.description}", flush=True)
-        with memory_errors("training", MEMORY_OPTIONS):
-            trained, models = train_all(dataset, args)
-            sparse = {name: name.startswith("sparse") for name in models}
-            measured = time_models(models, sparse, dataset.train.images.shape[1:], args)
-        accuracies = report.accuracies_of(trained)
-        text = report.table_of_training(trained, measured)
-        title = f"MobileNetV1 on {dataset.source.partition(' in ')[0]}, {args.seeds} seeds"
-        result = {"trained": trained, "frames": measured}
-    stem = "paper" if args.paper else "metrics"
-    write_json(args.output / f"{stem}.json", about | result)
+    result: dict[str, Any] = describe(to_json(args), [jax.local_devices()[0]]) | {"frames": []}
+    summary = (time_paper if args.paper else train_and_time)(args, result)
+    write_result(args, result)
     picture = args.output / f"{NAME}{'_paper' if args.paper else ''}.png"
     with replacing(picture) as aside:
-        report.draw(measured, accuracies, title).savefig(aside, dpi=85)
-    print(text)
+        report.draw(result["frames"], summary.accuracies, summary.title).savefig(aside, dpi=85)
+    print(summary.text)
     print(f"picture: {picture}")
 
 

@@ -6,9 +6,12 @@ import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from sklearn.datasets import load_digits
 
 from ..common.errors import UserError, one_line
@@ -22,8 +25,21 @@ CROP = 4  # Pixels by which an image of 32 is moved at most, of others in propor
 class Part(NamedTuple):
     """Images uint8 (N, side, side, channels), and a class for each."""
 
-    images: np.ndarray
-    labels: np.ndarray
+    images: Any  # An array of NumPy, or of a device.
+    labels: Any
+
+
+class Held(NamedTuple):
+    """What a device holds of a data set, so that a step takes its images from there."""
+
+    train: Part
+    test: Part
+    mean: Array  # Of each channel.
+    deviation: Array
+
+    def normalised(self, images: Array) -> Array:
+        """As the model takes them, float32."""
+        return (images - self.mean) / self.deviation
 
 
 class Dataset(NamedTuple):
@@ -46,9 +62,13 @@ class Dataset(NamedTuple):
             f"learn from, {len(self.test.labels):,} to test"
         )
 
-    def normalised(self, images: np.ndarray) -> np.ndarray:
-        """As the model takes them, float32."""
-        return ((images - self.mean) / self.deviation).astype(np.float32)
+    def held(self) -> Held:
+        """Copies it to the device."""
+        mean, deviation = (x.astype(np.float32) for x in (self.mean, self.deviation))
+        held: Held = jax.device_put(
+            Held(self.train, self.test, mean, deviation), jax.local_devices()[0]
+        )
+        return held
 
 
 def load(folder: Path | None, resolution: int | None) -> Dataset:
@@ -143,19 +163,31 @@ def enlarged(part: Part, resolution: int | None) -> Part:
     return Part(images.round().astype(np.uint8), part.labels)
 
 
-def batches(dataset: Dataset, size: int, seed: int, step: int) -> Iterator[Part]:
-    """Those of a step and all after it: moved, half of them mirrored where that changes no class.
+class Batch(NamedTuple):
+    """Which images a step takes, and how each is moved."""
+
+    chosen: np.ndarray  # Their indices, int32 (n,).
+    corners: np.ndarray  # Where they begin in the padded image, int32 (n, 2).
+    mirrored: np.ndarray  # bool (n,)
+
+
+def batches(dataset: Dataset, size: int, seed: int, step: int) -> Iterator[Batch]:
+    """Those of a step and all after it: half are mirrored where that changes no class.
 
     The seed and the step decide them alone, so that a resumed run goes on with those to come.
     """
-    train = dataset.train
-    per_epoch = steps_of_epoch(dataset, size)
+    images, labels = dataset.train
+    most, per_epoch = most_moved(images.shape[1]), steps_of_epoch(dataset, size)
+    order, ordered = np.empty(0), -1
     while True:
         epoch, at = divmod(step, per_epoch)
-        order = np.random.default_rng((seed, epoch)).permutation(len(train.labels))
+        if ordered != epoch:
+            order, ordered = np.random.default_rng((seed, epoch)).permutation(len(labels)), epoch
         rng = np.random.default_rng((seed, epoch, at))
-        chosen = order[at * size : (at + 1) * size]
-        yield Part(moved(train.images[chosen], dataset.mirrored, rng), train.labels[chosen])
+        chosen = order[at * size : (at + 1) * size].astype(np.int32)
+        corners = rng.integers(2 * most + 1, size=(len(chosen), 2), dtype=np.int32)
+        mirrored = rng.integers(1 + dataset.mirrored, size=len(chosen)).astype(bool)
+        yield Batch(chosen, corners, mirrored)
         step += 1
 
 
@@ -164,14 +196,25 @@ def steps_of_epoch(dataset: Dataset, size: int) -> int:
     return max(1, len(dataset.train.labels) // size)
 
 
-def moved(images: np.ndarray, mirrored: bool, rng: np.random.Generator) -> np.ndarray:
-    """Images moved by up to an eighth of their side, zeros behind them, half of them mirrored."""
-    count, side = images.shape[:2]
-    most = max(1, side * CROP // 32)
-    padded = np.pad(images, [(0, 0), (most, most), (most, most), (0, 0)])
-    result = np.empty_like(images)
-    for i in range(count):
-        top, left = rng.integers(2 * most + 1, size=2)
-        step = -1 if mirrored and rng.integers(2) else 1
-        result[i] = padded[i, top : top + side, left : left + side][:, ::step]
-    return result
+def most_moved(side: int) -> int:
+    """By how many pixels images of a side are moved at most."""
+    return max(1, side * CROP // 32)
+
+
+def moved(images: Array, batch: Batch) -> Array:
+    """The images of a batch, moved by up to an eighth of their side, zeros behind them.
+
+    Args:
+        images: all of them, (N, side, side, channels).
+        batch: which, and whether they are mirrored.
+    """
+    _, *shape = images.shape
+    most = most_moved(shape[0])
+    padded = jnp.pad(images[batch.chosen], [(0, 0), (most, most), (most, most), (0, 0)])
+
+    def part(image: Array, corner: Array) -> Array:
+        return jax.lax.dynamic_slice(image, (*corner, 0), shape)
+
+    result = jax.vmap(part)(padded, batch.corners)
+    mirrored = jnp.asarray(batch.mirrored)[:, None, None, None]
+    return jnp.where(mirrored, result[:, :, ::-1], result)

@@ -151,7 +151,7 @@ def for_inference(model: MobileNet, images: Any, *, sparse: bool) -> MobileNet:
         images: what it will be called with; the shape matters.
         sparse: whether the convolutions of 1 x 1 store the weights alone that are not 0.
     """
-    folded = fold_batch_norm(model, images, layers=LAYERS)
+    folded = folded_at_once(model, images)
     for _, unit in nnx.iter_modules(folded):
         if isinstance(unit, Unit):
             if sparse and isinstance(unit.layer, Pointwise):
@@ -160,9 +160,25 @@ def for_inference(model: MobileNet, images: Any, *, sparse: bool) -> MobileNet:
     return folded
 
 
+def folded_at_once(model: MobileNet, images: Any) -> MobileNet:
+    """`fold_batch_norm` as one program: by itself each operation is compiled for each shape."""
+    graph, state = nnx.split(model)
+    graphs = []
+
+    def fold(state: Any) -> Any:
+        folded = fold_batch_norm(nnx.merge(graph, state), images, layers=LAYERS)
+        graph_of_folded, result = nnx.split(folded)
+        graphs.append(graph_of_folded)
+        return result
+
+    result = jax.jit(fold)(state)
+    folded: MobileNet = nnx.merge(graphs[0], result)
+    return folded
+
+
 def sparse_twin(layer: Pointwise) -> SparseConv1x1:
     """The layer with its weights that are not 0."""
-    kernel, bias = layer.kernel[...], layer.bias
+    kernel, bias = np.asarray(layer.kernel[...]), layer.bias
     return SparseConv1x1(
         *reversed(kernel.shape),
         topology=Topology.from_mask(kernel != 0),
@@ -186,7 +202,8 @@ def prune_by_magnitude(model: MobileNet, sparsity: float) -> None:
 def with_dtype(model: MobileNet, dtype: Any) -> MobileNet:
     """A copy of the model with parameters of another dtype."""
     graph, params, others = nnx.split(model, nnx.Param, ...)
-    params = jax.tree.map(lambda x: x.astype(dtype), params)
+    # By NumPy: JAX would compile a conversion for each shape.
+    params = jax.tree.map(lambda x: jax.device_put(np.asarray(x).astype(dtype)), params)
     result: MobileNet = nnx.merge(graph, params, others)
     return result
 

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
 
 Rows = Sequence[dict[str, Any]]
+
+
+class Summary(NamedTuple):
+    """What is shown of a result."""
+
+    text: str
+    accuracies: dict[str, list[float]]  # Of each model, in %.
+    title: str
 
 
 def as_text(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -57,7 +65,32 @@ def table_of_paper(measured: Rows, figures: dict[str, tuple[float, int]]) -> str
     return as_text(["model", "ImageNet % (paper)", "V100 frames/s (paper)", *SPEED], rows)
 
 
-SPEED = ("computed in", "on", "batch", "frames/s", "quartiles", "MB")
+def table_of_ratios(found: Rows) -> str:
+    """Frames/s of sparse models over those of dense ones that are as accurate."""
+    columns = list(dict.fromkeys(name for each in found for name in each["ratios"]))
+    rows = [
+        [
+            f"{each['sparse']} over {each['dense']}",
+            each["platform"],
+            str(each["batch"]),
+            *(f"{each['ratios'][x]:.2f}" if x in each["ratios"] else "" for x in columns),
+            f"{each['paper']:.2f}",
+        ]
+        for each in found
+    ]
+    return as_text(["at equal accuracy", "on", "batch", *columns, "V100 (paper)"], rows)
+
+
+def line_of(found: dict[str, Any]) -> str:
+    """A row that was just measured."""
+    low, high = found["quartiles"]
+    return (
+        f"{found['model']} in {found['form'].partition(' ')[2]} on {found['platform']}, batch "
+        f"{found['batch']}: {found['frames_per_second']:,.0f} frames/s ({low:,.0f} to {high:,.0f})"
+    )
+
+
+SPEED = ("computed in", "on", "batch", "frames/s", "quartiles", "by the clock", "MB")
 
 
 def speed_of(found: dict[str, Any]) -> list[str]:
@@ -69,6 +102,7 @@ def speed_of(found: dict[str, Any]) -> list[str]:
         str(found["batch"]),
         f"{found['frames_per_second']:,.0f}",
         f"{low:,.0f} to {high:,.0f}",
+        f"{found['by_the_clock']:,.0f}",
         f"{found['megabytes']:.2f}",
     ]
 

@@ -1,17 +1,21 @@
-"""Frames per second of a model in the forms in which it can run."""
+"""Frames per second of models in the forms in which they can run."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from tqdm import tqdm
 
 from jaxsparse import timing
 
-from .model import MobileNet, for_inference, megabytes, prune_by_magnitude, with_dtype
+from .model import MobileNet, for_inference, megabytes, with_dtype
 
 REPEATS = 15  # Of each measurement, in turns; the median counts.
 
@@ -33,19 +37,26 @@ FORMS = {
     "sparse bfloat16": Form(True, "bfloat16", "default", ("gpu",)),
 }
 
-# Table IV of the paper: width, top-1 accuracy on ImageNet in %, frames/s of a V100 at batch 1.
-PAPER: dict[str, tuple[tuple[float, float, int], ...]] = {
-    "dense": ((1.0, 72.7, 2518), (1.2, 73.8, 2046), (1.4, 74.8, 1729)),
-    "sparse": (
-        (1.3, 72.9, 2874),
-        (1.4, 73.3, 2706),
-        (1.5, 73.8, 2537),
-        (1.6, 74.1, 2366),
-        (1.7, 74.4, 2226),
-        (1.8, 74.9, 2095),
-    ),
-}
-PAPER_RESOLUTION, PAPER_CLASSES, PAPER_SPARSITY = 224, 1000, 0.9
+
+class Candidate(NamedTuple):
+    """A model to measure."""
+
+    name: str
+    sparse: bool  # Whether it is pruned.
+    model: Callable[[], MobileNet]  # With batch normalisation of its own.
+
+
+class Ready(NamedTuple):
+    """A form of a model, with its parameters in the host's memory."""
+
+    model: str
+    form: str
+    graph: Any
+    state: Any
+    megabytes: float
+
+
+Row = dict[str, Any]  # What is known of a form on a device, at a batch.
 
 
 def devices() -> list[jax.Device]:
@@ -62,102 +73,156 @@ def forms_on(device: jax.Device, *, sparse: bool) -> list[str]:
     ]
 
 
-def measure(
-    models: dict[str, MobileNet],
-    images: np.ndarray,
-    sparse: dict[str, bool],
-    device: jax.Device,
+def measure_groups(
+    groups: Sequence[Sequence[Candidate]],
+    image_shape: tuple[int, ...],
+    batches: Iterable[int],
+    *,
+    forms: Sequence[str],
     seconds: float,
-) -> list[dict[str, Any]]:
-    """Measures models in all their forms on one batch of images, in turns.
+    measured: Sequence[Row],
+    bar: Callable[[int], tqdm],
+    record: Callable[[list[Row]], None],
+) -> None:
+    """Measures models in all their forms on all devices, those of a group in turns.
 
     Args:
-        models: by their names, with batch normalisation of its own.
+        groups: models whose speeds are to be compared.
+        image_shape: of one image, (H, W, C).
+        batches: how many images there are at once.
+        forms: which of `FORMS` are wanted.
+        seconds: how long each measurement takes.
+        measured: rows that were measured before; a group that has all of its own is left out.
+        bar: makes the progress bar for so many rows.
+        record: takes the rows of a group once they are measured.
+    """
+    done = {(row["model"], row["form"], row["platform"], row["batch"]) for row in measured}
+    work = []
+    for device in devices():
+        for batch in batches:
+            for group in groups:
+                wanted = {
+                    (each.name, form)
+                    for each in group
+                    for form in forms_on(device, sparse=each.sparse)
+                    if form in forms
+                }
+                if {(*pair, device.platform, batch) for pair in wanted} - done:
+                    work.append((device, batch, group, wanted))
+    prepared: dict[str, list[Ready]] = {}
+    with bar(sum(len(wanted) for *_, wanted in work)) as shown:
+        for device, batch, group, wanted in work:
+            images = np.random.default_rng(0).standard_normal((batch, *image_shape), np.float32)
+            for each in group:
+                if each.name not in prepared:
+                    shown.set_postfix_str(f"preparing {each.name}")
+                    prepared[each.name] = prepare(each, images, forms)
+            ready = [x for each in group for x in prepared[each.name] if x[:2] in wanted]
+            record(measure(ready, images, device, seconds, shown.set_postfix_str))
+            shown.update(len(ready))
+
+
+def prepare(candidate: Candidate, images: np.ndarray, forms: Sequence[str]) -> list[Ready]:
+    """The wanted forms of a model that some device here can run."""
+    available = {x for device in devices() for x in forms_on(device, sparse=candidate.sparse)}
+    # By a CPU, which compiles what each shape of weights takes soonest.
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        folded = for_inference(candidate.model(), images, sparse=candidate.sparse)
+        result = []
+        for name, form in FORMS.items():
+            if name in available and name in forms:
+                model = with_dtype(folded, form.dtype)
+                graph, state = nnx.split(model)
+                held = jax.device_get(state)
+                result.append(Ready(candidate.name, name, graph, held, megabytes(model)))
+    return result
+
+
+def measure(
+    forms: Sequence[Ready],
+    images: np.ndarray,
+    device: jax.Device,
+    seconds: float,
+    note: Callable[[str], None],
+) -> list[Row]:
+    """Measures forms of models on one batch of images, in turns.
+
+    Args:
+        forms: of one model or of several.
         images: one batch, float32.
-        sparse: which of them are pruned.
         device: where to run.
         seconds: how long each measurement takes.
+        note: is told what is going on.
 
     Returns:
         For each a dict of ``model``, ``form``, ``batch``, ``platform``, ``frames_per_second``, its
-        quartiles, and ``megabytes``.
+        quartiles, the same by the clock, and ``megabytes``.
     """
-    cases, programs = [], []
-    for name, model in models.items():
-        # By a CPU, which compiles what each shape of weights takes soonest.
-        with jax.default_device(jax.local_devices(backend="cpu")[0]):
-            folded = for_inference(model, images, sparse=sparse[name])
-            forms = {
-                form: with_dtype(folded, FORMS[form].dtype)
-                for form in forms_on(device, sparse=sparse[name])
-            }
-        for form, ready in forms.items():
-            programs.append(program(ready, images, FORMS[form], device))
-            cases.append((name, form, megabytes(ready)))
+    programs = compile_all(forms, images, device, note)
+    note("measuring " + ", ".join(dict.fromkeys(each.model for each in forms)))
     with jax.default_device(device):
         timings = timing.measure_in_turns(
             programs, seconds=seconds, repeats=REPEATS, on_device=device.platform != "cpu"
         )
     return [
         {
-            "model": name,
-            "form": form,
+            "model": each.model,
+            "form": each.form,
             "batch": len(images),
             "platform": device.platform,
             "frames_per_second": 1e6 * len(images) / found.us,
             "quartiles": [1e6 * len(images) / us for us in reversed(found.us_quartiles)],
-            "megabytes": size,
+            "by_the_clock": 1e6 * len(images) / found.wall_us,
+            "megabytes": each.megabytes,
         }
-        for (name, form, size), found in zip(cases, timings, strict=True)
+        for each, found in zip(forms, timings, strict=True)
     ]
 
 
-def program(model: MobileNet, images: np.ndarray, form: Form, device: jax.Device) -> timing.Program:
-    """What is timed: a call of the model."""
-    graph, state = nnx.split(model)
-    operands = jax.device_get((state, jnp.asarray(images, form.dtype)))
+def compile_all(
+    forms: Sequence[Ready],
+    images: np.ndarray,
+    device: jax.Device,
+    note: Callable[[str], None],
+) -> list[timing.Program]:
+    """What is timed, compiled by threads: a GPU's compiler tries many kernels for each product."""
+    operands = [
+        jax.device_get((each.state, jnp.asarray(images, FORMS[each.form].dtype))) for each in forms
+    ]
+    pool = ThreadPoolExecutor(min(len(forms), os.cpu_count() or 1))
+    try:
+        note(f"compiling {len(forms)} forms")
+        waiting = {}
+        for i, (each, values) in enumerate(zip(forms, operands, strict=True)):
+            lowered = function_of(each).lower(*jax.device_put(values, device))
+            waiting[pool.submit(lowered.compile)] = i
+        compiled: list[Any] = [None] * len(forms)
+        for count, future in enumerate(as_completed(waiting), 1):
+            i = waiting[future]
+            compiled[i] = future.result()
+            kind = forms[i].form.partition(" ")[2]
+            note(f"compiled {count} of {len(forms)}: {forms[i].model} in {kind}")
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return [
+        timing.Program(
+            function=function,
+            operands=lambda values=values: jax.device_put(values, device),
+            bytes_read=sum(x.nbytes for x in jax.tree.leaves(values)),
+            wait=jax.block_until_ready,
+            results=lambda _: (),
+        )
+        for function, values in zip(compiled, operands, strict=True)
+    ]
+
+
+def function_of(ready: Ready) -> Any:
+    """A call of the model, to be compiled."""
+    graph, precision = ready.graph, FORMS[ready.form].precision
 
     @jax.jit
     def run(state: Any, batch: jax.Array) -> jax.Array:
-        with jax.default_matmul_precision(form.precision):
+        with jax.default_matmul_precision(precision):
             return nnx.merge(graph, state)(batch)
 
-    return timing.Program(
-        function=run,
-        operands=lambda: jax.device_put(operands, device),
-        bytes_read=sum(x.nbytes for x in jax.tree.leaves(operands)),
-        wait=jax.block_until_ready,
-        results=lambda _: (),
-    )
-
-
-def random_model(width: float, resolution: int, classes: int) -> MobileNet:
-    """A model with random weights, drawn by NumPy: JAX compiles its draws for each shape anew."""
-    rng = np.random.default_rng(0)
-    abstract = nnx.eval_shape(lambda: MobileNet(width, resolution, 3, classes, seed=0))
-    graph, params, statistics = nnx.split(abstract, nnx.Param, ...)
-    params = jax.tree.map(
-        lambda x: jnp.asarray(0.1 * rng.standard_normal(x.shape, np.float32)), params
-    )
-    statistics = jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), statistics)
-    model: MobileNet = nnx.merge(graph, params, statistics)
-    return model
-
-
-def papers_models(
-    resolution: int, classes: int
-) -> tuple[dict[str, MobileNet], dict[str, bool], dict[str, tuple[float, int]]]:
-    """The nine models of table IV with random weights, which are sparse, and the paper's figures.
-
-    How fast they run does not depend on what their weights are.
-    """
-    models, sparse, figures = {}, {}, {}
-    for kind, rows in PAPER.items():
-        for width, accuracy, frames in rows:
-            name = f"{kind} {width:g}"
-            model = random_model(width, resolution, classes)
-            if kind == "sparse":
-                prune_by_magnitude(model, PAPER_SPARSITY)
-            models[name], sparse[name] = model, kind == "sparse"
-            figures[name] = accuracy, frames
-    return models, sparse, figures
+    return run

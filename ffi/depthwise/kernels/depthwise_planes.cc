@@ -9,13 +9,13 @@
 namespace jaxsparse {
 namespace {
 
-// Threads, each of so many rows.
+// Threads, each of so many rows and columns.
 template <bool kTransposed>
-int64_t Units(const DepthwiseProblem& p, int of_thread) {
+int64_t Units(const DepthwiseProblem& p, int rows_of_thread, int columns_of_thread) {
   const int64_t rows = kTransposed ? p.height : p.rows;
   const int64_t columns = kTransposed ? p.width : p.columns;
-  return p.batch.count * p.Planes() * CeilDivide(rows, of_thread) *
-         CeilDivide(columns, kDepthwiseColumns);
+  return p.batch.count * p.Planes() * CeilDivide(rows, rows_of_thread) *
+         CeilDivide(columns, columns_of_thread);
 }
 
 // Many rows for each thread read less of the source twice, but few fill a GPU.
@@ -25,8 +25,10 @@ DepthwisePlanesConfig ConfigOf(const DepthwiseProblem& p) {
   DepthwisePlanesConfig config{.stride = p.stride, .left = p.left, .transposed = kTransposed};
   if (p.stride == 2) config.rows = 2;  // which read as much
   if (kTransposed && p.stride == 2) return config;
+  if (SizeOf(p.dtype) == 2) config.columns = 8;
   if (kTransposed) config.left = kTaps - 1 - p.left;
-  while (config.rows > 1 && Units<kTransposed>(p, config.rows) < kEnough * p.gpu.multiprocessors) {
+  while (config.rows > 1 &&
+         Units<kTransposed>(p, config.rows, config.columns) < kEnough * p.gpu.multiprocessors) {
     config.rows /= 2;
   }
   return config;
@@ -35,26 +37,27 @@ DepthwisePlanesConfig ConfigOf(const DepthwiseProblem& p) {
 template <bool kTransposed>
 KernelSource Source(const DepthwiseProblem& p) {
   const DepthwisePlanesConfig config = ConfigOf<kTransposed>(p);
-  return {
-      "depthwise/kernels/depthwise_planes.cu",
-      KernelExpression(kTransposed && p.stride == 2 ? "DepthwiseSpread" : "DepthwisePlanes",
-                       {TypeName(p.dtype), TypeName(p.out_dtype),
-                        ConfigExpression("DepthwisePlanesConfig",
-                                         {Field("stride", config.stride),
-                                          Field("left", config.left), Field("rows", config.rows),
-                                          Field("transposed", config.transposed)})})};
+  return {"depthwise/kernels/depthwise_planes.cu",
+          KernelExpression(
+              kTransposed && p.stride == 2 ? "DepthwiseSpread" : "DepthwisePlanes",
+              {TypeName(p.dtype), TypeName(p.out_dtype),
+               ConfigExpression("DepthwisePlanesConfig",
+                                {Field("stride", config.stride), Field("left", config.left),
+                                 Field("rows", config.rows), Field("columns", config.columns),
+                                 Field("transposed", config.transposed)})})};
 }
 
 template <bool kTransposed>
 LaunchShape Shape(const DepthwiseProblem& p) {
-  const int64_t units = Units<kTransposed>(p, ConfigOf<kTransposed>(p).rows);
+  const DepthwisePlanesConfig config = ConfigOf<kTransposed>(p);
+  const int64_t units = Units<kTransposed>(p, config.rows, config.columns);
   return {CeilDivide(units, kDepthwiseThreads), kDepthwiseThreads};
 }
 
 // Kernels count units, and places of a plane, in 32 bits.
 template <bool kTransposed>
 bool Fits(const DepthwiseProblem& p) {
-  return Units<kTransposed>(p, 1) < kMostDepthwiseUnits && p.width < kMostDepthwiseUnits &&
+  return Units<kTransposed>(p, 1, 4) < kMostDepthwiseUnits && p.width < kMostDepthwiseUnits &&
          p.columns < kMostDepthwiseUnits;
 }
 

@@ -1,18 +1,37 @@
 // Planes of a depthwise convolution (depthwise/problem.h), and of its transpose in x: a thread
-// makes some rows of four columns. It has all it reads of a row in registers, and adds it to every
-// row of the result that it belongs to.
+// makes some rows of four or eight columns. It has all it reads of a row in registers, and adds it
+// to every row of the result that it belongs to.
 #include "cuda/activation.cuh"
 #include "depthwise/kernels/depthwise_planes.h"
 #include "depthwise/kernels/segments.cuh"
 
 namespace jaxsparse {
 
+template <Activation kActivation, int kRows, int kColumns>
+__device__ __forceinline__ void ActivateAll(float (&sums)[kRows][kColumns]) {
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) sums[r][c] = Activate(kActivation, sums[r][c]);
+  }
+}
+
+// The rows that there are, of a result whose rows have `columns` places.
+template <typename Out, int kRows, int kColumns>
+__device__ __forceinline__ void StoreRows(const float (&values)[kRows][kColumns], int rows,
+                                          int64_t columns, int left, Out* to) {
+#pragma unroll
+  for (int r = 0; r < kRows; ++r, to += columns) {
+    if (r < rows) StoreRow(values[r], to, left);
+  }
+}
+
 // A convolution: y of x, or with stride 1 also x of y, by the flipped kernel.
 template <typename T, typename Out, DepthwisePlanesConfig kConfig>
 __global__ void __launch_bounds__(kDepthwiseThreads)
     DepthwisePlanes(const __grid_constant__ DepthwiseProblem p) {
   constexpr bool kBack = kConfig.transposed;
-  constexpr int kStride = kConfig.stride, kRows = kConfig.rows;
+  constexpr int kStride = kConfig.stride, kRows = kConfig.rows, kWindows = kConfig.columns;
   const Array &source = kBack ? p.y : p.x, &result = kBack ? p.x : p.y;
   const int64_t height = kBack ? p.rows : p.height, width = kBack ? p.columns : p.width;
   const int64_t rows = kBack ? p.height : p.rows, columns = kBack ? p.width : p.columns;
@@ -36,12 +55,17 @@ __global__ void __launch_bounds__(kDepthwiseThreads)
 #pragma unroll
       for (int c = 0; c < kWindows; ++c) sums[r][c] = bias;
     }
-    const int64_t first = static_cast<int64_t>(place.strip) * kRows;
+    const int first = static_cast<int>(place.strip) * kRows;
     constexpr int kRead = kStride * (kRows - 1) + kTaps;
-    float x[kRead][kSpan<kStride>];
-    LoadRows<kStride, kConfig.left>(from, kStride * first - above, height, width, place.group, x);
+    using Row = Segment<T, kStride, kWindows, kConfig.left>;
+    Row loaded[kRead];
+    LoadRows(from, kStride * first - above, static_cast<int>(height), static_cast<int>(width),
+             place.group, loaded);
 #pragma unroll
     for (int s = 0; s < kRead; ++s) {
+      float x[Row::kSpan];
+#pragma unroll
+      for (int i = 0; i < Row::kSpan; ++i) x[i] = loaded[s][i];
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         const int i = s - kStride * r;
@@ -49,24 +73,22 @@ __global__ void __launch_bounds__(kDepthwiseThreads)
 #pragma unroll
         for (int j = 0; j < kTaps; ++j) {
 #pragma unroll
-          for (int c = 0; c < kWindows; ++c) sums[r][c] += taps[i][j] * x[s][kStride * c + j];
+          for (int c = 0; c < kWindows; ++c) sums[r][c] += taps[i][j] * x[kStride * c + j];
         }
       }
     }
-    const int64_t column = static_cast<int64_t>(place.group) * kWindows;
+    const int column = static_cast<int>(place.group) * kWindows;
+    const int left = static_cast<int>(columns) - column;
     const int64_t at = (place.plane * rows + first) * columns + column;
-    Out* out = result.At<Out>(p.batch, place.entry) + at;
-    Out* kept = p.preactivation.data == nullptr
-                    ? nullptr
-                    : p.preactivation.At<Out>(p.batch, place.entry) + at;
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      if (first + r >= rows) break;
-      if (kept != nullptr) StoreFour(sums[r], kept + r * columns, columns - column);
-#pragma unroll
-      for (int c = 0; c < kWindows; ++c) sums[r][c] = Activate(p.activation, sums[r][c]);
-      StoreFour(sums[r], out + r * columns, columns - column);
+    const int exist = static_cast<int>(rows) - first;
+    if (p.preactivation.data != nullptr) {
+      Out* kept = p.preactivation.At<Out>(p.batch, place.entry) + at;
+      StoreRows(sums, exist, columns, left, kept);
     }
+    // One branch for all sums.
+    if (p.activation == Activation::kRelu) ActivateAll<Activation::kRelu>(sums);
+    if (p.activation == Activation::kGelu) ActivateAll<Activation::kGelu>(sums);
+    StoreRows(sums, exist, columns, left, result.At<Out>(p.batch, place.entry) + at);
   }
 }
 
@@ -75,7 +97,8 @@ __global__ void __launch_bounds__(kDepthwiseThreads)
 template <typename T, typename Out, DepthwisePlanesConfig kConfig>
 __global__ void __launch_bounds__(kDepthwiseThreads)
     DepthwiseSpread(const __grid_constant__ DepthwiseProblem p) {
-  constexpr int kRows = kDepthwiseSpreadRows, kReach = 4;  // windows that four columns belong to
+  constexpr int kRows = kDepthwiseSpreadRows, kWindows = kConfig.columns;
+  constexpr int kReach = kWindows / 2 + 2;  // windows that they belong to
   const int64_t groups = CeilDivide(p.width, kWindows), strips = CeilDivide(p.height, kRows);
   const int64_t planes = p.Planes(), units = p.batch.count * planes * strips * groups;
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
@@ -104,7 +127,8 @@ __global__ void __launch_bounds__(kDepthwiseThreads)
 #pragma unroll
         for (int i = 0; i < kReach; ++i) {
           const int first = static_cast<int>(place.group * (kWindows / 2)) - 1;
-          y[i] = At(from + window * p.columns, first + i, static_cast<int>(p.columns));
+          y[i] = ToAccumulator(
+              At(from + window * p.columns + first, i, first, static_cast<int>(p.columns)));
         }
 #pragma unroll
         for (int j = 0; j < kTaps; ++j)
@@ -121,7 +145,7 @@ __global__ void __launch_bounds__(kDepthwiseThreads)
           }
         }
       }
-      StoreFour(sums, out + row * p.width, p.width - column);
+      StoreRow(sums, out + row * p.width, static_cast<int>(p.width - column));
     }
   }
 }

@@ -7,13 +7,13 @@
 namespace jaxsparse {
 
 constexpr int kDepthwiseThreads = 128;   // of a block
-constexpr int kDepthwiseColumns = 4;     // of a thread
 constexpr int kDepthwiseSpreadRows = 2;  // of a thread, where the transpose has stride 2
 
 struct DepthwisePlanesConfig {
   int stride = 1;
   int left = 1;             // columns of zeros in front of the source
   int rows = 4;             // of a thread
+  int columns = 4;          // of a thread: in 16 bits eight, a load and a store of 16 bytes
   bool transposed = false;  // x of y, which with stride 1 is a convolution by the flipped kernel
 };
 

@@ -55,6 +55,8 @@ __global__ void __launch_bounds__(kDepthwiseStagedThreads)
   constexpr bool kBack = kConfig.transposed;
   constexpr int kStride = kConfig.stride, kRows = kConfig.rows;
   constexpr int kRead = kStride * (kRows - 1) + kTaps;
+  // Sums are read by whole vectors of results, which then do not reach beyond those of a full tile.
+  static_assert(sizeof(Out) >= sizeof(T));
   static __shared__ __align__(16) char shared[kDepthwiseStagedBytes];
   const Array &source = kBack ? p.y : p.x, &result = kBack ? p.x : p.y;
   const int height = static_cast<int>(kBack ? p.rows : p.height);

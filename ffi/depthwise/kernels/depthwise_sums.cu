@@ -10,6 +10,7 @@ template <typename T, DepthwiseSumsConfig kConfig>
 __global__ void __launch_bounds__(kDepthwiseSumThreads, 3)
     DepthwiseSlicesOfSums(const __grid_constant__ DepthwiseProblem p) {
   constexpr int kStride = kConfig.stride, kRows = DepthwiseSumRows(kStride), kSums = kTaps * kTaps;
+  constexpr int kWindows = kDepthwiseSumColumns;
   constexpr int kWarps = kDepthwiseSumThreads / kWarp;
   LetNextKernelBegin();
   static __shared__ float parts[kWarps][kSums];
@@ -31,13 +32,15 @@ __global__ void __launch_bounds__(kDepthwiseSumThreads, 3)
       const int64_t plane = p.PlaneOf(channel, place.plane);
       const T* x_plane = all_x + plane * p.height * p.width;
       const T* y_plane = all_y + plane * p.rows * p.columns;
-      const int64_t first = static_cast<int64_t>(place.strip) * kRows;
+      const int first = static_cast<int>(place.strip) * kRows;
       const int64_t column = static_cast<int64_t>(place.group) * kWindows;
       constexpr int kRead = kStride * (kRows - 1) + kTaps;
-      float x[kRead][kSpan<kStride>], y[kRows][kSpan<1>];
-      LoadRows<1, 0>(y_plane, first, p.rows, p.columns, place.group, y);
-      LoadRows<kStride, kConfig.left>(x_plane, kStride * first - p.above, p.height, p.width,
-                                      place.group, x);
+      Segment<T, kStride, kWindows, kConfig.left> x[kRead];
+      Segment<T, 1, kWindows, 0> y[kRows];
+      LoadRows(y_plane, first, static_cast<int>(p.rows), static_cast<int>(p.columns), place.group,
+               y);
+      LoadRows(x_plane, kStride * first - p.above, static_cast<int>(p.height),
+               static_cast<int>(p.width), place.group, x);
 #pragma unroll
       for (int s = 0; s < kRead; ++s) {
 #pragma unroll

@@ -7,6 +7,7 @@
 namespace jaxsparse {
 
 constexpr int kDepthwiseSumThreads = 128;  // of a block
+constexpr int kDepthwiseSumColumns = 4;    // of a piece
 
 // Rows of y that a thread takes at a time: those of x that they read are all in registers.
 JAXSPARSE_INLINE constexpr int DepthwiseSumRows(int stride) { return stride == 1 ? 4 : 2; }
@@ -18,7 +19,8 @@ struct DepthwiseSumsConfig {
 
 // Pieces of four columns and some rows that a channel consists of.
 JAXSPARSE_INLINE int64_t DepthwisePieces(const DepthwiseProblem& p) {
-  return p.images * CeilDivide(p.rows, DepthwiseSumRows(p.stride)) * CeilDivide(p.columns, 4);
+  return p.images * CeilDivide(p.rows, DepthwiseSumRows(p.stride)) *
+         CeilDivide(p.columns, kDepthwiseSumColumns);
 }
 
 // Slices of a channel, each a block's: by shapes alone, so that sums are the same on every GPU.

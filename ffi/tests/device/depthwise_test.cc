@@ -136,10 +136,11 @@ int BlocksOf(const DepthwiseProblem& p, bool transposed) {
 
 template <typename T, int kStride, int kLeft>
 void All(const Sizes& sizes, int first) {
+  constexpr int kColumns = sizeof(T) == 2 ? 8 : 4;  // as the host says
   Test<T, kStride, kLeft> test(sizes, first);
   test.Forward([](const DepthwiseProblem& p) {
     constexpr DepthwisePlanesConfig kConfig{
-        .stride = kStride, .left = kLeft, .rows = kStride == 1 ? 4 : 2};
+        .stride = kStride, .left = kLeft, .rows = kStride == 1 ? 4 : 2, .columns = kColumns};
     emulated::Launch(2, kDepthwiseThreads, [&] { DepthwisePlanes<T, T, kConfig>(p); });
   });
   test.Forward([](const DepthwiseProblem& p) {
@@ -149,8 +150,11 @@ void All(const Sizes& sizes, int first) {
                      [&] { DepthwiseStaged<T, T, kConfig>(p); });
   });
   test.Input([](const DepthwiseProblem& p) {
-    constexpr DepthwisePlanesConfig kConfig{
-        .stride = kStride, .left = kStride == 1 ? 2 - kLeft : kLeft, .rows = 2, .transposed = true};
+    constexpr DepthwisePlanesConfig kConfig{.stride = kStride,
+                                            .left = kStride == 1 ? 2 - kLeft : kLeft,
+                                            .rows = 2,
+                                            .columns = kStride == 1 ? kColumns : 4,
+                                            .transposed = true};
     emulated::Launch(2, kDepthwiseThreads, [&] {
       if constexpr (kStride == 1) DepthwisePlanes<T, T, kConfig>(p);
       else DepthwiseSpread<T, T, kConfig>(p);
@@ -178,6 +182,11 @@ int main() {
     All<bfloat16, 1, 1>(sizes, 1);
     All<float16, 2, 1>(sizes, 4);
   }
+  // Rows of whole vectors of 16 bytes, and of 8.
+  All<bfloat16, 1, 1>({2, 2, 9, 24, 1, true}, 0);
+  All<float16, 1, 0>({2, 1, 6, 12, 1, true}, 0);
+  All<bfloat16, 2, 0>({2, 2, 7, 32, 0, false}, 0);
+  All<float16, 2, 1>({1, 2, 6, 20, 1, true}, 8);
   // Several tiles of planes, and a last one with less than a whole vector.
   All<float, 1, 1>({3, 5, 20, 21, 1, true}, 0);
   All<bfloat16, 2, 0>({3, 13, 29, 13, 1, false}, 0);
