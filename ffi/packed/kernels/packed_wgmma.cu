@@ -75,25 +75,18 @@ __device__ __forceinline__ void ProduceRange(const PackedRange& range,
   const int strip_of_tile = static_cast<int>(threadIdx.x % kWarp) % kConfig.Strips();
   PackedWordProducer<kConfig> words(turns);
   PipelineState<kConfig.Stages()> stage;
-  bool more = tile.Exists() && range.panels > 0, is_copied = more;
-  if (more) {  // x needs nothing that the first words wait for
-    x.Begin(tile.FirstColumn());
-    x.Copy(0, turns.TurnOf(0).full);
-  }
+  bool more = tile.Exists();
 #pragma unroll 1
   while (more) {
     words.Begin(range.PieceOf(tile.FirstStrip() + strip_of_tile));
-    if (!is_copied) x.Begin(tile.FirstColumn());
+    x.Begin(tile.FirstColumn());
     more = tile.Advance();
     if (more) range.Prefetch(tile.FirstStrip() + strip_of_tile);
 #pragma unroll 1
     for (uint32_t panel = 0; panel < range.panels; ++panel) {
       const PipelineStage turn = words.Turn();
-      if (!is_copied) {
-        WaitForPhase(turns.EmptyX(stage.stage), stage.phase ^ 1);
-        x.Copy(stage.stage, turn.full);
-      }
-      is_copied = false;
+      WaitForPhase(turns.EmptyX(stage.stage), stage.phase ^ 1);
+      x.Copy(stage.stage, turn.full);
       stage.Advance();
     }
   }
