@@ -19,16 +19,19 @@ inline double DepthwiseBytes(const DepthwiseProblem& p) {
   return (x + y) * static_cast<double>(SizeOf(p.dtype));
 }
 
-// Microseconds of kernels that read rows from memory, by vectors or place by place: a launch, and x
-// and y once through memory. Fitted to the forward operation in float32 on layers of MobileNetV1,
-// six on one image, 1 to 4 MB, on an H100, and five on 256, 128 to 822 MB, on an H200: within 12 %.
-// In 16 bits, by vectors, fitted to three layers on 256 images: within 16 %; a load of two numbers
-// takes as long as one of two in float32. Taken for all else. What XLA's form takes is in
-// ops/plain_depthwise.py, beside that form.
-inline double DepthwiseMicroseconds(const DepthwiseProblem& p, bool by_vectors) {
-  if (SizeOf(p.dtype) == 2)
-    return kDepthwiseLaunch + DepthwiseBytes(p) / (by_vectors ? 1.2e6 : 1e6);
-  return kDepthwiseLaunch + DepthwiseBytes(p) / (by_vectors ? 3.7e6 : 1.9e6);
+// Microseconds of kernels that read rows of so many numbers from memory, by vectors or place by
+// place: a launch, and x and y once through memory. Fitted to the forward operation in float32 on
+// layers of MobileNetV1, six on one image, 1 to 4 MB, on an H100, and five on 256, 128 to 822 MB,
+// on an H200: within 12 %. In 16 bits, by vectors of 8 or of 4 numbers, fitted to six layers on 256
+// images: within 17 %; but for one, those of odd rows are slower than other forms, so that it does
+// not matter how much. Taken for all else. What XLA's form takes is in ops/plain_depthwise.py,
+// beside that form.
+inline double DepthwiseMicroseconds(const DepthwiseProblem& p, int64_t width) {
+  const double rate = SizeOf(p.dtype) == 2 ? (width % 8 == 0   ? 3.1e6
+                                              : width % 4 == 0 ? 1.9e6
+                                                               : 0.55e6)
+                                           : (width % 4 == 0 ? 3.7e6 : 1.9e6);
+  return kDepthwiseLaunch + DepthwiseBytes(p) / rate;
 }
 
 }  // namespace jaxsparse

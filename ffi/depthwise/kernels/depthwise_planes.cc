@@ -64,7 +64,7 @@ bool Fits(const DepthwiseProblem& p) {
 // Rows that begin at a multiple of four places are read by vectors.
 template <bool kTransposed>
 double Microseconds(const DepthwiseProblem& p) {
-  return DepthwiseMicroseconds(p, (kTransposed ? p.columns : p.width) % 4 == 0);
+  return DepthwiseMicroseconds(p, kTransposed ? p.columns : p.width);
 }
 
 }  // namespace

@@ -47,7 +47,7 @@ extern constinit const CudaVariant<DepthwiseProblem> kDepthwiseSums{
              Blocks(p) * kSums < kMostDepthwiseUnits && DepthwisePieces(p) < kMostDepthwiseUnits &&
              p.width < kMostDepthwiseUnits && p.columns < kMostDepthwiseUnits;
     },
-    [](const DepthwiseProblem& p) { return DepthwiseMicroseconds(p, p.width % 4 == 0); },
+    [](const DepthwiseProblem& p) { return DepthwiseMicroseconds(p, p.width); },
     Source,
     Shape,
     &kSlices,
