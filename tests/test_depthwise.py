@@ -267,11 +267,14 @@ def chosen(layer, images=1, dtype="float32", batch=(), epilogue=True, **options)
 
 # In bfloat16, on an H200: of the faster kernel and of the plain form, and which is chosen.
 MEASURED_IN_16_BITS = {
-    (32, 112, 1): ("depthwise_planes", 359, 284),
-    (128, 56, 1): ("depthwise_planes", 363, 283),
-    (128, 56, 2): ("depthwise_planes", 187, 130),
-    (512, 14, 1): ("depthwise_staged", 68.4, 129),
-    (512, 14, 2): ("depthwise_staged", 38.7, 29.8),
+    (32, 112, 1): ("depthwise_planes", 130, 284),
+    (128, 56, 1): ("depthwise_planes", 133, 284),
+    (128, 56, 2): ("depthwise_planes", 78, 130),
+    (256, 28, 1): ("depthwise_planes", 95.7, 143),
+    (256, 28, 2): ("depthwise_staged", 52.4, 64),
+    (512, 14, 1): ("depthwise_staged", 68.8, 129),
+    (512, 14, 2): ("depthwise_staged", 38.8, 29.5),
+    (1024, 7, 1): ("depthwise_staged", 38.6, 65),
 }
 
 
@@ -284,7 +287,7 @@ def test_the_faster_form_is_chosen_in_16_bits(layer):
     else:
         assert call.variant == variant
     forced = chosen(layer, 256, "bfloat16", variant=variant)
-    assert abs(dict(forced.variants)[variant] / kernel - 1) < 0.16
+    assert abs(dict(forced.variants)[variant] / kernel - 1) < 0.17
 
 
 @pytest.mark.parametrize("measured", MEASURED)

@@ -85,7 +85,7 @@ double Cost(const PackedProblem& p) {
   const int64_t groups = std::max<int64_t>(p.gpu.multiprocessors / kGroup, 1);
   const int64_t clusters = std::max<int64_t>(groups * (kGroup / cluster) - kMissing, 1);
   const int64_t at_once = cluster <= 2 ? p.gpu.multiprocessors : clusters * cluster;
-  const double of_column = config.IsForTiles() ? 0.16 : 0.22;
+  const double of_column = config.IsForTiles() ? 0.17 : 0.22;
   // Where one warp copies for all of a block, others wait for it.
   const double waits = config.ranges == 1 ? 8.5 : 0;
   const double clocks = (p.cell == 1 ? 13.9 : 9.7) +
