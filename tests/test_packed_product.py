@@ -24,6 +24,7 @@ PRODUCTS = [
     ("90_percent", 33, 2, 4, "bfloat16", True, {"preferred_element_type": jnp.float32}),
     ("many_columns", 2, 1, 8, "bfloat16", True, {}),
     ("full", 130, 2, 1, "float16", True, {}),
+    ("70_percent", 24, 2, 2, "bfloat16", False, {}),
     ("nothing_stored", 3, 1, 1, "bfloat16", False, {"activation": "relu"}),
     ("no_rows", 3, 1, 1, "bfloat16", False, {}),
     ("no_columns", 3, 1, 1, "bfloat16", True, {}),

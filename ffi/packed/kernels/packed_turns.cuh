@@ -43,7 +43,7 @@ class PackedTurns {
     const auto at = PipelineState<kTurns>::Of(turn);
     return {Barrier(at.stage), Barrier(kTurns + at.stage), at.phase};
   }
-  // Where it is known that a stage of x has been read.
+  // At which warps arrive that have read a stage of x.
   __device__ __forceinline__ uint64_t* EmptyX(uint32_t stage) const {
     return Barrier(2 * kTurns + stage);
   }
@@ -58,7 +58,7 @@ class PackedTurns {
   __device__ __forceinline__ uint32_t Needed(int strip, uint32_t turn) const {
     return Ring(strip) + kConfig.NeededAt() + turn % kTurns * 4;
   }
-  // How many rows all streams of a strip are through with then, of all that ever come.
+  // Rows, counted from the first tile on, that all streams of a strip have read after a turn.
   __device__ __forceinline__ uint32_t Free(int strip, uint32_t turn) const {
     return Ring(strip) + kConfig.FreeAt() + turn % kTurns * 4;
   }
@@ -79,8 +79,8 @@ class PackedWordProducer {
   uint32_t before_ = 0;          // rows of pieces before this one
   uint32_t asked_ = 0;           // rows of the piece
   uint32_t turn_ = 0;            // the next one
-  uint32_t through_ = 0;         // so many turns all strips are known to be
-  uint32_t free_ = 0;            // rows that are then free, of all
+  uint32_t through_ = 0;         // turns that all strips are known to have finished
+  uint32_t free_ = 0;            // rows read by then, counted over all pieces
   Words2 now_ = {}, next_ = {};  // what the piece says of the next two panels
 
   __device__ __forceinline__ Words2 Load(uint32_t panel) const {
@@ -105,7 +105,7 @@ class PackedWordProducer {
   __device__ __forceinline__ PipelineStage Turn() {
     const Words2 after = Load(panel_ + 2);
     const uint32_t end = now_.y;
-    uint32_t masks = 0;  // of so many panels: in turns they do not go over the end of their room
+    uint32_t masks = 0;  // panels whose masks come now, so many that they lie side by side
     if (panel_ == 0 || turn_ % kMasksAtOnce == 0) {
       const uint32_t left = piece_.panel_count - panel_;
       const uint32_t room = kMasksAtOnce - turn_ % kMasksAtOnce;

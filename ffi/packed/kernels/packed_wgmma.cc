@@ -11,15 +11,34 @@
 namespace jaxsparse {
 namespace {
 
+// Whole rows in a block, where x is small enough for as many ranges to read it from the L2 cache
+// for few strips, and to have room.
+constexpr int MostRanges(int columns) { return columns <= 16 ? 4 : 2; }
+
+// Whether the rings of a kernel have room for what a panel may need.
+constexpr bool HasRoom(int cell, int columns, int ranges) {
+  const PackedWgmmaConfig config{.cell = cell, .columns = columns, .ranges = ranges};
+  return config.RingRows() > kPackedPanelPairs + kPackedDrift;
+}
+constexpr bool AllHaveRoom() {
+  for (int cell = 1; cell <= 2; ++cell) {
+    for (int columns = 8; columns <= kWidestPackedTile; columns *= 2) {
+      for (int ranges = 1; ranges <= MostRanges(columns); ranges *= 2) {
+        if (!HasRoom(cell, columns, ranges)) return false;
+      }
+    }
+  }
+  return true;
+}
+static_assert(AllHaveRoom());
+
 PackedWgmmaConfig ConfigOf(const PackedProblem& p) {
   PackedWgmmaConfig config;
   config.numbers = p.numbers;
   config.cell = p.cell;
   config.x_on_left = p.x_on_left || p.n == 1;  // one column is a line
   while (config.columns < kWidestPackedTile && config.columns < p.n) config.columns *= 2;
-  // Whole rows in a block, where x is small enough for as many ranges to read it from the L2 cache
-  // for few strips, and to have room.
-  const int most = config.columns <= 16 ? 4 : 2;
+  const int most = MostRanges(config.columns);
   while (config.ranges < most && p.parts % (2 * config.ranges) == 0) config.ranges *= 2;
   return config;
 }

@@ -38,7 +38,7 @@ struct PackedTileOfBlock {
   __device__ __forceinline__ int FirstColumn() const {
     return static_cast<int>(number % across) * kConfig.columns;
   }
-  // Whether there is another one, which is then the tile.
+  // Goes on to the next tile; false if there is none.
   __device__ __forceinline__ bool Advance() {
     number += apart;
     return kConfig.MakesMoreTiles() && Exists();

@@ -21,8 +21,8 @@ struct PackedWgmmaConfig {
   static constexpr int warps = 16;  // that multiply, a strip of a range each
 
   constexpr int Strips() const { return warps / ranges; }
-  // Whether warps that copy leave registers to those that multiply, for most sums. Together all
-  // have what a block of so many warps begins with, so many each.
+  // Whether warps that copy leave registers to those that multiply, for most sums: 16 warps
+  // of 104 and 4 of 64 have as many as 20 of 96.
   constexpr bool SharesRegisters() const { return columns > 32; }
   static constexpr int kRegisters = 96, kConsumerRegisters = 104, kProducerRegisters = 64;
   static constexpr int kSharing = warps * (kConsumerRegisters - kRegisters) /
@@ -39,7 +39,7 @@ struct PackedWgmmaConfig {
   constexpr int Fragments() const { return columns <= 16 ? 4 : 2; }
   // Panels whose words and masks may be under way or in use, and whose x may; and rows of words of
   // a strip, as many as there is room for.
-  constexpr int Turns() const { return 4 * cell; }
+  constexpr int Turns() const { return cell == 1 ? 4 : columns <= 16 ? 8 : 6; }
   constexpr int Stages() const {
     return ranges * columns <= 32 ? 4 : ranges * columns <= 64 ? 3 : 2;
   }
@@ -80,7 +80,7 @@ struct PackedWgmmaProblem : PackedProblem {
 };
 
 // Whether tiles of x are copied by one instruction each. Else lanes copy numbers one by one, if the
-// kernel is for tiles. A single column is a line, whose end may be anywhere.
+// kernel is for tiles. A single column is one line; it needs no multiple of 16 bytes.
 JAXSPARSE_INLINE bool CopiesTiles(const PackedProblem& p, const PackedWgmmaConfig& config) {
   constexpr int kChunk = 16;  // bytes
   const int64_t pitch = config.x_on_left ? p.k : p.n;

@@ -28,7 +28,7 @@ struct Wgmma {
     }
     const int cluster = static_cast<int>(p.parts) / kWgmma.ranges;
     int64_t tiles = PackedTiles(p, kWgmma.TileRows(), kWgmma.columns);
-    // A block has as many as three of five tiles.
+    // So that blocks make several tiles.
     if (cluster == 1 && kWgmma.MakesMoreTiles() && tiles > 2) tiles = 2;
     emulated::Launch({.blocks = static_cast<int>(tiles * cluster),
                       .threads = kWgmma.Threads(),
@@ -44,6 +44,16 @@ void TestWgmma() {
   TestSizes<T, Out, Wgmma<T, Out, kWgmma>>();
 }
 
+// Of more rows than two blocks have in one tile each.
+template <typename T, typename Out, PackedWgmmaConfig kWgmma>
+void TestTiles() {
+  constexpr auto test = Test<T, Out, Wgmma<T, Out, kWgmma>>;
+  test({400, 520, 30, 0.2}, {.bias = true});
+  test({400, 520, 32, 0.5}, {.odd = Odd::kStriped});
+  test({400, 520, 32, 0.2}, {.odd = Odd::kBadX});
+  test({400, 520, 24, 0.3}, {.odd = Odd::kDamaged});
+}
+
 }  // namespace
 }  // namespace jaxsparse
 
@@ -54,6 +64,8 @@ int main() {
   TestWgmma<bfloat16, bfloat16, {.cell = 2, .columns = 16, .ranges = 4}>();
   TestWgmma<float16, float, {.cell = 1, .columns = 64, .ranges = 2}>();
   TestWgmma<bfloat16, float, {.cell = 2, .columns = 32, .x_on_left = true}>();
+  TestTiles<bfloat16, bfloat16, {.cell = 2, .columns = 32, .ranges = 2}>();
+  TestTiles<float16, float, {.cell = 1, .columns = 32, .ranges = 2, .x_on_left = true}>();
   TestWgmma<bfloat16, float, {.numbers = PackedNumbers::kE4M3, .columns = 8, .ranges = 4}>();
   TestWgmma<float16, float16,
             {.numbers = PackedNumbers::kInt8, .columns = 64, .ranges = 2, .x_on_left = true}>();
