@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,12 @@ pytest.importorskip("tqdm")
 from flax import nnx
 from PIL import Image
 from program_runs import interrupt, metrics_of, printed_by
+from tqdm import tqdm
 
+from examples.common.program import write_json
 from examples.mobilenet import data, paper, throughput, trainer
 from examples.mobilenet import model as model_file
-from examples.mobilenet.__main__ import main
+from examples.mobilenet.__main__ import main, parse_args, runs_of
 from examples.mobilenet.model import (
     MobileNet,
     for_inference,
@@ -122,6 +125,7 @@ def test_moved_images_are_parts_of_the_padded_ones() -> None:
         assert plain or flipped
         mirrored += flipped
     assert 5 < mirrored < 35
+    assert len({tuple(corner) for corner in batch.corners.tolist()}) > 3
 
 
 @pytest.mark.parametrize("sparse", [False, True])
@@ -155,6 +159,7 @@ def test_score_takes_images_in_parts(
     held = dataset.held()
     model = MobileNet(0.1, SIDE, 3, data.CLASSES, seed=0)
     found = trainer.score(model, dataset, held)
+    trainer.logits_of.clear_cache()  # Other tests are to score eight at a time.
     model.eval()
     logits = np.asarray(model(held.normalised(held.test.images)), np.float64)
     labels = dataset.test.labels
@@ -174,6 +179,32 @@ def test_the_papers_model(monkeypatch: pytest.MonkeyPatch) -> None:
     folded = for_inference(model, jax.ShapeDtypeStruct((1, 224, 224, 3), np.float32), sparse=False)
     out = jax.eval_shape(folded, jax.ShapeDtypeStruct((1, 224, 224, 3), np.float32))
     assert out.shape == (1, 1000)
+
+
+def test_steps_are_compiled_once(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models of two widths share an optimizer: had each thread its own, steps would be new ones."""
+    dataset = data.load(folders["binary"], None)
+    held = dataset.held()
+    argv = [*RUN, "--data", str(folders["binary"]), "--widths", "0.05", "0.1"]
+    runs = [each for each in runs_of(parse_args(argv), dataset) if each.sparsity == 0]
+    makers = []
+    adamw = trainer.optax.adamw
+
+    def noted(*args: Any, **options: Any) -> Any:
+        makers.append(threading.current_thread())
+        return adamw(*args, **options)
+
+    monkeypatch.setattr(trainer.optax, "adamw", noted)
+    trainer.make_optimizer.cache_clear()
+    trainer.compile_ahead(runs, dataset, held, tqdm(disable=True))
+    assert makers == [threading.current_thread()]
+    made = trainer.make_step.cache_info().misses
+    for each in runs:
+        batch = next(data.batches(dataset, each.batch, each.seed, 0))
+        again = Trainer(held, each)
+        again.step(batch)
+        assert again.train._cache_size() == 1
+    assert trainer.make_step.cache_info().misses == made
 
 
 @pytest.fixture(scope="module")
@@ -226,7 +257,7 @@ def test_interrupted_run_resumes(
 def test_paper(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Interrupted after the first group, resumed; then another run that does not agree."""
+    """In one form, then in all: interrupted after the first group, and resumed."""
     models = {"dense": ((0.05, 72.7, 2518), (0.1, 73.8, 2046)), "sparse": ((0.1, 72.9, 2874),)}
     monkeypatch.setattr(paper, "PAPER", models)
     monkeypatch.setattr(paper, "EQUAL", {"dense 0.05": "sparse 0.1"})
@@ -237,7 +268,14 @@ def test_paper(
     message = capsys.readouterr().err
     assert "paper.json, got no such file" in message
     assert "expected widths of the paper's models, 0.05, 0.1, got 0.3" in message
-    measure = throughput.measure
+    assert main([*argv, "--widths=0.05", "--forms", "sparse float32"]) == 2
+    assert "expected one that a model here can run (dense float32" in capsys.readouterr().err
+    measure, prepare = throughput.measure, throughput.prepare
+    prepared = []
+
+    def noted(candidate: Any, *args: Any) -> Any:
+        prepared.append(candidate.name)
+        return prepare(candidate, *args)
 
     def interrupted(forms: Any, *args: Any) -> Any:
         if forms[0].model == "dense 0.1":
@@ -247,22 +285,57 @@ def test_paper(
     def written() -> dict[str, Any]:
         return json.loads((tmp_path / "paper.json").read_text())
 
+    def places() -> set[tuple[Any, ...]]:
+        found = [throughput.place_of(row) for row in written()["frames"]]
+        assert len(set(found)) == len(found)
+        return set(found)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(throughput, "prepare", noted)
+        assert main([*argv, "--quiet", "--forms", "sparse float32"]) == 0
+    assert prepared == ["sparse 0.1"]
+    alone = places()
     with monkeypatch.context() as patch:
         patch.setattr(throughput, "measure", interrupted)
-        assert main(argv) == 130
+        assert main([*argv, "--resume"]) == 130
     first = written()["frames"]
-    assert {row["model"] for row in first} == {"dense 0.05", "sparse 0.1"}
+    assert alone < places() and {row["model"] for row in first} == {"dense 0.05", "sparse 0.1"}
+    capsys.readouterr()
+    assert main(argv) == 2
+    assert f"got {len(first)} rows of one in" in capsys.readouterr().err
     assert main([*argv, "--resume", "--seconds=0.002"]) == 2
     assert "expected seconds 0.001 as in" in capsys.readouterr().err
+    saved = written()
+    for row, problem in (
+        ({name: x for name, x in first[0].items() if name != "by_the_clock"}, "no by_the_clock"),
+        (first[0] | {"quartiles": [1.0]}, "a row with quartiles [1.0]"),
+        (first[0] | {"model": "dense 7"}, "a row of dense 7"),
+    ):
+        write_json(tmp_path / "paper.json", saved | {"frames": [row]})
+        assert main([*argv, "--resume"]) == 2
+        assert problem in capsys.readouterr().err
+    write_json(tmp_path / "paper.json", saved)
     printed = printed_by(main, [*argv, "--resume"])
     assert "V100 frames/s (paper)" in printed and "2,518" in printed
+    assert places() > {throughput.place_of(row) for row in first}
     frames, (ratio,) = written()["frames"], written()["ratios"][:1]
-    assert frames[: len(first)] == first and frames[-1]["model"] == "dense 0.1"
+    # Of two devices the second one had rows of one form alone, and its group was timed anew.
+    kept = [row for row in first if row["platform"] == first[-1]["platform"]]
+    assert frames[: len(kept)] == kept and frames[-1]["model"] == "dense 0.1"
     speeds = {(row["model"], row["form"]): row["frames_per_second"] for row in first}
     assert ratio["ratios"]["float32"] == pytest.approx(
         speeds["sparse 0.1", "sparse float32"] / speeds["dense 0.05", "dense float32"]
     )
     assert "sparse 0.1 over dense 0.05" in printed and f"{2874 / 2518:.2f}" in printed
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="a GPU can run all forms")
+def test_nothing_is_trained_that_can_not_be_timed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*RUN, "--output", str(tmp_path), "--forms", "dense TF32"]) == 2
+    assert "can run (dense float32, sparse float32), got dense TF32" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,14 @@ expected to be faster on a GPU at large batches. So each dense model is measured
 Without --data it learns the handwritten digits inside the scikit-learn package, 1,797 images of
 8 x 8 pixels. --data takes CIFAR-10: the folder of its binary version, of its Python version, or of
 sheets data_batch_*.png, test_batch.png with an image in each row, and train_lables.json,
-test_lables.json. --paper trains nothing: weights are random, which makes no difference to speed.
-Models that are to be compared are compiled and timed together, and their rows printed and written.
+test_lables.json. --paper trains nothing: weights are random, since speed does not depend on their
+values. Models that are to be compared are compiled and timed together; then their rows are printed
+and written.
 
-Ctrl-C, SIGTERM and a closed terminal (unless under nohup) save the state after the step in flight,
-and a signal more than a second later quits at once. --resume goes on from there; models that are
-trained already are not trained again, and with --paper those that have rows are not timed again.
+While models are trained, Ctrl-C, SIGTERM and a closed terminal (unless under nohup) save the state
+after the step in flight, and a signal more than a second later quits at once. With --paper the
+groups that were measured are in paper.json. --resume goes on from there: models that are trained
+already are not trained again, and with --paper a group whose rows are all there is not timed again.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from typing import Any
 import jax
 from tqdm import tqdm
 
-from ..common.checkpoint import Checkpoints
+from ..common.checkpoint import Checkpoints, open_all
 from ..common.errors import memory_errors
 from ..common.program import (
     Parser,
@@ -136,12 +138,7 @@ def open_checkpoints(
         options["data"] = f"{dataset.source} (SHA-256 {dataset.digest})"
         folder = args.output / "checkpoints" / each.title.replace(", ", "_").replace(" ", "_")
         opened.append(Checkpoints(NAME, folder, options))
-    # Later ones may not have begun when the program was stopped.
-    begun = [saved for saved in opened if saved.newest() is not None] or opened[:1]
-    for saved in opened:
-        saved.check(args.resume and saved in begun)
-    for saved in opened:
-        saved.begin()
+    open_all(opened, args.resume)
     return opened
 
 
@@ -164,7 +161,8 @@ def time_models(
         return progress_bar(0, total, args.quiet, "timing")
 
     def record(rows: list[throughput.Row]) -> None:
-        measured.extend(rows)
+        new = {throughput.place_of(row) for row in rows}
+        measured[:] = [row for row in measured if throughput.place_of(row) not in new] + rows
         write_result(args, result)
         if not args.quiet:
             for row in rows:
@@ -219,8 +217,11 @@ def train_all(
 def time_paper(args: argparse.Namespace, result: dict[str, Any]) -> report.Summary:
     """Times the paper's models, adds that to a result, and says what to show of it."""
     groups = paper.groups(args.widths, args.resolution)
+    throughput.check_forms(args.forms, {each.sparse for group in groups for each in group})
     if args.resume:
         result["frames"] = paper.measured_before(result_path(args), result)
+    else:
+        paper.check_start(result_path(args))
     with memory_errors("timing", MEMORY_OPTIONS):
         time_models(groups, (args.resolution, args.resolution, 3), args, result)
     figures = paper.figures()
@@ -237,6 +238,7 @@ def time_paper(args: argparse.Namespace, result: dict[str, Any]) -> report.Summa
 
 def train_and_time(args: argparse.Namespace, result: dict[str, Any]) -> report.Summary:
     """Trains and times models, adds that to a result, and says what to show of it."""
+    throughput.check_forms(args.forms, {False, True})
     dataset = data.load(args.data, args.resolution)
     if not args.quiet:
         print(f"device: {result['device']}")

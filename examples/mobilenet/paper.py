@@ -1,4 +1,4 @@
-"""The nine models of the paper's table IV: how fast they run does not depend on their weights."""
+"""The nine models of the paper's table IV, with random weights, and what is published of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flax import nnx
 
 from ..common.errors import UserError, one_line
 from .model import MobileNet, prune_by_magnitude
-from .throughput import Candidate, Row
+from .throughput import Candidate, Row, check_row
 
 # Table IV of the paper: width, top-1 accuracy on ImageNet in %, frames/s of a V100 at batch 1.
 PAPER: dict[str, tuple[tuple[float, float, int], ...]] = {
@@ -120,15 +120,35 @@ def ratios(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return result
 
 
+def check_start(path: Path) -> None:
+    """Raises a UserError if a new run would replace the rows of one that was stopped."""
+    try:
+        saved = json.loads(path.read_text())
+        count = 0 if "ratios" in saved else len(saved["frames"])  # Ratios are written at the end.
+    except FileNotFoundError:
+        return
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"--output: expected figures in {path}, got: {one_line(error)}") from error
+    if count:
+        raise UserError(
+            f"--output: expected no unfinished run, got {count} rows of one in {path}; --resume "
+            f"continues it, or delete that file"
+        )
+
+
 def measured_before(path: Path, about: dict[str, Any]) -> list[Row]:
     """The rows in the file of a run that was stopped.
 
     Raises:
-        UserError: if there is none, or it was measured otherwise.
+        UserError: if there is none, or it was measured otherwise or by another version.
     """
     try:
         saved = json.loads(path.read_text())
         rows: list[Row] = saved["frames"]
+        for row in rows:
+            check_row(row)
+        if unknown := {row["model"] for row in rows} - figures().keys():
+            raise ValueError(f"a row of {min(unknown)}, which is no model of the paper")
         before, now = (
             {name: x[name] for name in SHARED}
             | {name: x["options"][name] for name in SHARED_OPTIONS}

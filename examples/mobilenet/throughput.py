@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from jaxsparse import timing
 
+from ..common.errors import UserError
 from .model import MobileNet, for_inference, megabytes, with_dtype
 
 REPEATS = 15  # Of each measurement, in turns; the median counts.
@@ -58,6 +59,35 @@ class Ready(NamedTuple):
 
 Row = dict[str, Any]  # What is known of a form on a device, at a batch.
 
+# The fields of a row. All numbers are floats but the batch; there are two quartiles.
+FIELDS = {
+    "model": str,
+    "form": str,
+    "batch": int,
+    "platform": str,
+    "frames_per_second": float,
+    "quartiles": list,
+    "by_the_clock": float,
+    "megabytes": float,
+}
+
+
+def place_of(row: Row) -> tuple[str, str, str, int]:
+    """What a row tells of: there is one row for each."""
+    return row["model"], row["form"], row["platform"], row["batch"]
+
+
+def check_row(row: Any) -> None:
+    """Raises a TypeError for what is no row, as of a file that another version wrote."""
+    if not isinstance(row, dict):
+        raise TypeError(f"{row} in place of a row")
+    wrong = [name for name, kind in FIELDS.items() if not isinstance(row.get(name), kind)]
+    if not wrong and [type(x) for x in row["quartiles"]] != [float, float]:
+        wrong = ["quartiles"]
+    if wrong:
+        texts = (f"{name} {row[name]!r}" if name in row else f"no {name}" for name in wrong)
+        raise TypeError(f"a row with {', '.join(texts)}")
+
 
 def devices() -> list[jax.Device]:
     """The device that JAX computes on, and a CPU beside a GPU."""
@@ -73,10 +103,29 @@ def forms_on(device: jax.Device, *, sparse: bool) -> list[str]:
     ]
 
 
+def check_forms(forms: Sequence[str], kinds: Collection[bool]) -> None:
+    """Raises a UserError if there is nothing to measure.
+
+    Args:
+        forms: which of `FORMS` are wanted.
+        kinds: of the models, whether they are sparse.
+    """
+    available = [
+        name
+        for name in FORMS
+        if any(name in forms_on(device, sparse=kind) for device in devices() for kind in kinds)
+    ]
+    if not set(available) & set(forms):
+        texts = [", ".join(each) for each in (available, forms)]
+        raise UserError(
+            f"--forms: expected one that a model here can run ({texts[0]}), got {texts[1]}"
+        )
+
+
 def measure_groups(
     groups: Sequence[Sequence[Candidate]],
     image_shape: tuple[int, ...],
-    batches: Iterable[int],
+    batches: Sequence[int],
     *,
     forms: Sequence[str],
     seconds: float,
@@ -92,11 +141,12 @@ def measure_groups(
         batches: how many images there are at once.
         forms: which of `FORMS` are wanted.
         seconds: how long each measurement takes.
-        measured: rows that were measured before; a group that has all of its own is left out.
+        measured: rows that were measured before; a group that has all of its own is left out, and
+            one that lacks a row is measured as a whole.
         bar: makes the progress bar for so many rows.
         record: takes the rows of a group once they are measured.
     """
-    done = {(row["model"], row["form"], row["platform"], row["batch"]) for row in measured}
+    done = {place_of(row) for row in measured}
     work = []
     for device in devices():
         for batch in batches:
@@ -109,28 +159,31 @@ def measure_groups(
                 }
                 if {(*pair, device.platform, batch) for pair in wanted} - done:
                     work.append((device, batch, group, wanted))
+    needed: dict[str, set[str]] = {}  # The forms of each model.
+    for *_, wanted in work:
+        for name, form in wanted:
+            needed.setdefault(name, set()).add(form)
     prepared: dict[str, list[Ready]] = {}
     with bar(sum(len(wanted) for *_, wanted in work)) as shown:
         for device, batch, group, wanted in work:
             images = np.random.default_rng(0).standard_normal((batch, *image_shape), np.float32)
             for each in group:
-                if each.name not in prepared:
+                if each.name in needed and each.name not in prepared:
                     shown.set_postfix_str(f"preparing {each.name}")
-                    prepared[each.name] = prepare(each, images, forms)
-            ready = [x for each in group for x in prepared[each.name] if x[:2] in wanted]
+                    prepared[each.name] = prepare(each, images, needed[each.name])
+            ready = [x for each in group for x in prepared.get(each.name, []) if x[:2] in wanted]
             record(measure(ready, images, device, seconds, shown.set_postfix_str))
             shown.update(len(ready))
 
 
-def prepare(candidate: Candidate, images: np.ndarray, forms: Sequence[str]) -> list[Ready]:
-    """The wanted forms of a model that some device here can run."""
-    available = {x for device in devices() for x in forms_on(device, sparse=candidate.sparse)}
+def prepare(candidate: Candidate, images: np.ndarray, forms: Collection[str]) -> list[Ready]:
+    """A model in some forms."""
     # By a CPU, which compiles what each shape of weights takes soonest.
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         folded = for_inference(candidate.model(), images, sparse=candidate.sparse)
         result = []
         for name, form in FORMS.items():
-            if name in available and name in forms:
+            if name in forms:
                 model = with_dtype(folded, form.dtype)
                 graph, state = nnx.split(model)
                 held = jax.device_get(state)
@@ -155,8 +208,7 @@ def measure(
         note: is told what is going on.
 
     Returns:
-        For each a dict of ``model``, ``form``, ``batch``, ``platform``, ``frames_per_second``, its
-        quartiles, the same by the clock, and ``megabytes``.
+        For each a dict of `FIELDS`; those by the clock are frames/s, too.
     """
     programs = compile_all(forms, images, device, note)
     note("measuring " + ", ".join(dict.fromkeys(each.model for each in forms)))

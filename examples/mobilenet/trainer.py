@@ -172,6 +172,10 @@ def compile_ahead(
         trainer.train(trainer.leaves, held, next(batches(dataset, args.batch, args.seed, 0)))
         score(Trainer(held, args).model, dataset, held)
 
+    # Two threads that make one optimizer at once get one each, as the cache has no lock, and steps
+    # of another optimizer than the cached one would be compiled again.
+    for each in runs:
+        make_optimizer(each.learning_rate, each.steps, each.sparsity)
     pool = ThreadPoolExecutor(os.cpu_count())
     try:
         for future in as_completed([pool.submit(run, each) for each in runs]):

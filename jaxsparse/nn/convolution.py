@@ -233,9 +233,9 @@ class SparseConv1x1(SparseLinear):
 def _whole_vectors(x: jax.Array) -> jax.Array:
     """A matrix with columns of zeros behind it, so that a row has whole vectors of 16 bytes.
 
-    Of other rows a GPU's kernels read and write number by number, as of images of 7 x 7: that takes
-    up to twice as long. XLA makes the columns where it makes x, and leaves those of the result out
-    where it reads that.
+    Of other rows a GPU's kernels read and write number by number, as of images of 7 x 7. XLA makes
+    the columns together with x, and leaves them out where it reads the result; beside kernels that
+    is a copy each.
     """
     columns = x.shape[1]
     if not isinstance(columns, int):  # in a program for any number
