@@ -117,6 +117,7 @@ def draw(points: Rows, accuracies: dict[str, list[float]], title: str) -> Figure
         here = [x for x in points if (x["platform"], x["batch"]) == (platform, batch)]
         for form in dict.fromkeys(x["form"] for x in here):
             line = [x for x in here if x["form"] == form]
+            line.sort(key=lambda x: float(np.mean(accuracies[x["model"]])))
             values = [accuracies[x["model"]] for x in line]
             means = [float(np.mean(each)) for each in values]
             spread = [
