@@ -1,6 +1,6 @@
-// The pieces of rows that several warps have entries of, and what they have in all: what exponentials
-// are relative to, which is the maximum, or 0 where all entries are small; and their sum. Of the
-// derivative the sum alone.
+// The pieces of rows that several warps have entries of, and what they have in all: what
+// exponentials are relative to, which is the maximum, or 0 where all entries are small; and their
+// sum. Of the derivative it is the sum alone.
 #pragma once
 
 #include "cuda/row_cuts.cuh"
