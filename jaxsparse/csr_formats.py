@@ -26,7 +26,7 @@ Parts = tuple[Any, Topology]
 
 
 def of_dense(x: Any, mask: Any, nse: int | None) -> Parts:
-    """What `CSR.fromdense` makes one of."""
+    """The values ``(..., nse)`` and the topology of `CSR.fromdense`."""
     x = jnp.asarray(x)
     if x.ndim < 2:
         raise ValueError(f"CSR.fromdense: needs an array (..., m, k), got shape {x.shape}")
@@ -52,7 +52,7 @@ def _entries(x: jax.Array, topology: Topology) -> jax.Array:
 
 
 def of_coordinates(rows: Any, columns: Any, values: Any, shape: Any, nse: int | None) -> Parts:
-    """What `CSR.from_coo` makes one of."""
+    """The values ``(..., nse)`` and the topology of `CSR.from_coo`."""
     shape = check_shape(shape)
     values = jnp.asarray(values)
     traced = any(isinstance(x, jax.core.Tracer) for x in (rows, columns))
@@ -84,21 +84,21 @@ def of_coordinates(rows: Any, columns: Any, values: Any, shape: Any, nse: int | 
 
 
 def of_scipy(matrix: Any) -> Parts:
-    """What `CSR.from_scipy` makes one of."""
+    """The values ``(nse,)`` and the topology of `CSR.from_scipy`."""
     matrix = scipy.sparse.csr_array(matrix, copy=True)
     matrix.sum_duplicates()
     return matrix.data, Topology(matrix.indptr, matrix.indices, matrix.shape)
 
 
 def of_bcsr(matrix: jsparse.BCSR) -> Parts:
-    """What `CSR.from_bcsr` makes one of."""
+    """The values ``(..., nse)`` and the topology of `CSR.from_bcsr`."""
     if matrix.n_dense:
         raise ValueError(f"CSR.from_bcsr: needs n_dense = 0, got {matrix.n_dense}")
     return matrix.data, Topology(matrix.indptr, matrix.indices, matrix.shape[-2:])
 
 
 def of_bcoo(matrix: jsparse.BCOO) -> Parts:
-    """What `CSR.from_bcoo` makes one of."""
+    """The values ``(nse,)`` and the topology of `CSR.from_bcoo`."""
     if matrix.n_batch or matrix.n_dense or matrix.ndim != 2:
         raise ValueError(
             f"CSR.from_bcoo: needs two sparse dimensions alone, got {matrix.n_batch} batch, "
@@ -114,7 +114,7 @@ def of_bcoo(matrix: jsparse.BCOO) -> Parts:
 
 
 def to_dense(a: CSR) -> jax.Array:
-    """What `CSR.todense` returns."""
+    """The dense array ``(..., m, k)`` of `CSR.todense`."""
     m, k = a.shape
 
     def scatter(values: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
@@ -130,7 +130,7 @@ def to_dense(a: CSR) -> jax.Array:
 
 
 def to_scipy(a: CSR) -> Any:
-    """What `CSR.to_scipy` returns."""
+    """The `scipy.sparse.csr_array` ``(m, k)`` of `CSR.to_scipy`."""
     offsets, columns = a.topology.concrete_arrays("CSR.to_scipy")
     if a.values.ndim != 1 or isinstance(a.values, jax.core.Tracer):
         raise ValueError(f"CSR.to_scipy: needs one concrete matrix, got values {a.values.shape}")
@@ -142,7 +142,7 @@ def to_scipy(a: CSR) -> Any:
 
 
 def to_bcsr(a: CSR) -> jsparse.BCSR:
-    """What `CSR.to_bcsr` returns."""
+    """The BCSR ``(..., m, k)`` of `CSR.to_bcsr`."""
     topology = a.topology
     topology.check_positions()
     parts = (a.values, topology.column_indices, topology.row_offsets)

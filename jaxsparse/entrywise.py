@@ -206,7 +206,10 @@ def diagonal(a: CSR) -> jax.Array:
 
 @jax.jit
 def permuted(values: jax.Array, permutation: jax.Array) -> jax.Array:
-    """The values ``(..., nse)`` of the transposed matrix, in its order."""
+    """The values ``(..., nse)`` of the transposed matrix, in its order.
+
+    ``permutation``: ``(nse,)`` or ``(..., nse)``.
+    """
     if permutation.ndim == 1:
         return values[..., permutation]
     batch = jnp.broadcast_shapes(values.shape[:-1], permutation.shape[:-1])

@@ -24,7 +24,7 @@ from jaxsparse.ops.packed_places import (
     unpacked,
 )
 from jaxsparse.ops.packed_unpack import written_out
-from jaxsparse.packed_form import DTYPES, MOST_PARTS, cell_for, check_shapes, parts_for
+from jaxsparse.packed_form import DTYPES, cell_for, check_shapes, most_parts, parts_for
 from jaxsparse.pattern import is_concrete
 from jaxsparse.quantization import LARGEST, quantized
 from jaxsparse.topology import Topology
@@ -47,11 +47,12 @@ class Packed:
 
     Numbers of 8 bits, int8 or float8_e4m3fn, are multiplied by the scale of their row, which makes
     the largest of each row the largest that the dtype has: see `CSR.pack`. They have no gradients,
-    and x is bfloat16 or float16, in which they are exact. They save memory; on an H200
-    products take as long as by numbers of 16 bits at 50 % sparse, and a tenth longer at 70 %, since
-    they take more instructions to decode. A row that had a number that is not finite has scale NaN, and its
-    products are NaN. Products are summed in float32 before they are scaled, so they may overflow
-    where a number of x is above 2.6e36 (int8) or 7.5e35 (float8_e4m3fn).
+    and x is bfloat16 or float16, in which they are exact. They save memory; on an H200 products
+    take as long as by numbers of 16 bits at 50 % sparse, and a tenth longer at 70 %, since they
+    take more instructions to decode. A row that had a number that is not finite has scale NaN, and
+    its products are NaN. Sums are taken in float32 before they are scaled, and must fit it: of a
+    row with a single stored number up to x of 2.6e36 (int8) or 7.5e35 (float8_e4m3fn), of a row
+    with r of them up to an r-th of that at worst.
 
     A pytree: the arrays below are its leaves, so it goes through ``jax.jit``, checkpoints and
     ``jax.export``. On a CPU, and on a GPU for many columns, it is written out and multiplied by
@@ -59,8 +60,8 @@ class Packed:
 
     Attributes:
         values: ``(w, 64)``, bfloat16 or float16: rows of two numbers for each lane. ``(w, 128)``,
-            int8 or float8_e4m3fn: rows of four. None of the latter is NaN, as `verify` checks;
-            kernels would read it as 480.
+            int8 or float8_e4m3fn: rows of four. No number of float8_e4m3fn is NaN, as `verify`
+            checks; kernels would read it as 480.
         masks: uint32 ``(p, s, 32)``: which places of each of p pieces are stored.
         starts: int32 ``(p + 1,)``: the rows of ``values`` in front of each piece.
         panels: int32 ``(p, t, 2)``: which rows a piece reads for each 128 columns.
@@ -133,7 +134,7 @@ class Packed:
         if cell not in (None, 1, 2):
             raise ValueError(f"CSR.pack: cell must be None, 1 or 2, got {cell!r}")
         m, k = topology.shape
-        most = min(MOST_PARTS, max(math.ceil(k / PANEL_COLUMNS), 1))
+        most = most_parts(k)
         if parts is not None and not (isinstance(parts, int) and 1 <= parts <= most):
             raise ValueError(
                 f"CSR.pack: parts must be None or 1 to {most} for {k} columns, got {parts!r}"
@@ -149,7 +150,7 @@ class Packed:
         offsets, columns = topology.concrete_arrays("CSR.pack")
         if cell is None:
             cell = 1 if quantize else cell_for(offsets, columns, topology.shape)
-        parts = parts_for(m, k, most) if parts is None else parts
+        parts = parts_for(m, k) if parts is None else parts
         try:
             masks, starts, reads, sources = _ffi.pack_streams(
                 np.asarray(offsets, np.int32),

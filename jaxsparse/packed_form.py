@@ -38,8 +38,13 @@ def cell_for(row_offsets: np.ndarray, columns: np.ndarray, shape: tuple[int, int
     return 2 if in_pairs < 0.33 * places or nnz > 0.9 * in_pairs else 1
 
 
-def parts_for(m: int, k: int, most: int) -> int:
-    """The number of parts by which the blocks of an H200 are done first."""
+def most_parts(k: int) -> int:
+    """The most parts into which k columns are cut, so that each has a panel."""
+    return min(MOST_PARTS, max(1, math.ceil(k / PANEL_COLUMNS)))
+
+
+def parts_for(m: int, k: int) -> int:
+    """The number of parts with which a product is predicted to take least on an H200."""
 
     def microseconds(parts: int) -> float:
         # A block of sixteen warps has up to four parts, and others those that are left: a cluster.
@@ -56,8 +61,7 @@ def parts_for(m: int, k: int, most: int) -> int:
             return 8 + rounds * panels * panel
         return rounds * (6.5 + panels * panel) + 0.5 * blocks
 
-    most = min(most, max(1, math.ceil(k / PANEL_COLUMNS)))  # so that each has a panel
-    return min(range(1, most + 1), key=microseconds)
+    return min(range(1, most_parts(k) + 1), key=microseconds)
 
 
 def check_shapes(operation: str, packed: Packed) -> None:

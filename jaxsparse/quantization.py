@@ -88,6 +88,10 @@ _rounded.defjvp(_refuse, symbolic_zeros=True)
 def dequantized(numbers: jax.Array, scales: jax.Array) -> jax.Array:
     """The matrix (m, k) in float32 of numbers and of scales of rows; what is 0 stays 0.
 
+    Args:
+        numbers: ``(m, k)`` of 8 bits.
+        scales: float32 ``(m,)``.
+
     Raises:
         TypeError: if a derivative is asked for.
     """

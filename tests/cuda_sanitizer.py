@@ -10,11 +10,11 @@ steps of a scan, what orders the reads and writes of a block's shared memory is 
 from other blocks, and racecheck only knows barriers. Blocks of a scan wait for one another, which
 takes long under a sanitizer.
 
-Of packed weights racecheck reports errors in ``packed_wgmma`` where copies come to rows of a ring
-that have been read. It does not know that ``__syncwarp`` puts the reads of a warp's lanes in front
-of what its first lane then does, which is to arrive at a barrier on that the copy waits: of each
-mask's 32 readers it names 31. If all lanes arrive, which costs time, the only reads it still
-reports are those of numbers that are absent, which are dropped.
+Of packed weights racecheck reports errors in ``packed_wgmma`` where a copy overwrites rows of a
+ring that have been read. The copy waits for a barrier at which a warp's first lane arrives behind
+``__syncwarp``. Racecheck does not know that this orders the other lanes' reads, too: of the 32
+lanes that read a mask it names 31. If all lanes arrive, which costs time, it still reports reads of
+numbers that are absent, which are dropped.
 
 ``--part`` runs some of the kernels, so that several processes share the work; under a sanitizer a
 part takes a minute or two. Where compute-sanitizer itself crashes, its log has no summary and the

@@ -11,7 +11,7 @@ from reference import packed_matrix, to_dense
 
 from jaxsparse import CSR, EXPORT_DISABLED_CHECKS, Packed, Topology, _ffi
 from jaxsparse.ops.packed_places import PANEL_COLUMNS
-from jaxsparse.packed_form import MOST_PARTS, parts_for
+from jaxsparse.packed_form import most_parts, parts_for
 from jaxsparse.pruning import STRUCTURES
 
 FORMS = [(1, 1), (2, 1), (1, 3), (2, 2)]  # cell, parts
@@ -91,16 +91,15 @@ def test_few_rows_serve_a_panel():
 
 
 def test_parts():
-    """From 1 to the most; the strips of a tall matrix occupy a GPU with fewer."""
+    """Between 1 and the most; a tall matrix has enough strips to fill a GPU with fewer parts."""
     rng = np.random.default_rng(0)
     for _ in range(200):
         m, k = (int(x) for x in 2 ** rng.uniform(0, 18, 2))
-        most = min(MOST_PARTS, -(-k // PANEL_COLUMNS))
-        parts = parts_for(m, k, most)
-        assert 1 <= parts <= most
-        assert parts_for(2**20, k, most) <= parts <= parts_for(1, k, most)
+        parts = parts_for(m, k)
+        assert 1 <= parts <= most_parts(k) <= -(-k // PANEL_COLUMNS)
+        assert parts_for(2**20, k) <= parts <= parts_for(1, k)
     a = random_matrix(PATTERNS["striped"]())
-    assert a.pack().parts == parts_for(*a.shape, MOST_PARTS) > 1
+    assert a.pack().parts == parts_for(*a.shape) > 1
 
 
 def test_pairs_are_stored_together():

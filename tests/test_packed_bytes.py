@@ -336,7 +336,7 @@ def test_errors():
 
 @pytest.mark.parametrize("implementation, variant", IMPLEMENTATIONS)
 def test_sums_of_large_x(implementation, variant):
-    """They are finite as far as is documented, though scales come last."""
+    """They are finite as far as is documented for rows of one entry, though scales come last."""
     topology = Topology.from_mask(np.eye(40, 300, dtype=bool))
     values = jnp.asarray(np.random.default_rng(0).uniform(1e-3, 1, 40), jnp.float32)
     for dtype, largest in zip(DTYPES, (2.6e36, 7.5e35), strict=True):

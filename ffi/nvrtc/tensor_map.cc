@@ -23,7 +23,7 @@ Encode DriversEncode() {
   return encode;
 }
 
-// In whose order chunks of 16 bytes of lines of so many numbers change places, as a SwizzledTile's.
+// The swizzle that orders 16-byte chunks as SwizzledTile does.
 CUtensorMapSwizzle SwizzleOf(cuuint32_t width) {
   return width == 64   ? CU_TENSOR_MAP_SWIZZLE_128B
          : width == 32 ? CU_TENSOR_MAP_SWIZZLE_64B
@@ -52,8 +52,9 @@ std::string EncodeBoxes(const void* data, const cuuint64_t (&sizes)[kRank],
 
 std::string EncodeTensorMap(const MatricesOfHalves& matrices, TensorMap* map,
                             const TileOfHalves& tile) {
-  // A single row has no neighbour, but its stride must be one.
-  const int64_t width = matrices.lines == 1 ? CeilDivide(matrices.width, 8) * 8 : matrices.width;
+  // A single row has no neighbour, but its stride must be a valid stride, a multiple of 16 bytes.
+  const bool is_single = matrices.count == 1 && matrices.lines == 1;
+  const int64_t width = is_single ? CeilDivide(matrices.width, 8) * 8 : matrices.width;
   const auto row_bytes = static_cast<cuuint64_t>(width) * 2;
   const auto lines = static_cast<cuuint64_t>(matrices.lines);
   const cuuint64_t sizes[] = {static_cast<cuuint64_t>(matrices.width), lines,

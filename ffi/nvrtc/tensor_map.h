@@ -8,8 +8,8 @@
 
 namespace jaxsparse {
 
-// Matrices of 16-bit numbers, row-major, one behind the other: rows that are a multiple of 16 bytes
-// long, unless there is only one, of which the first one is as aligned.
+// Matrices of 16-bit numbers, row-major, one behind the other. The first row begins at a multiple
+// of 16 bytes. Rows are multiples of 16 bytes long, unless there is only one, of a single matrix.
 struct MatricesOfHalves {
   const void* data;
   int64_t count, lines, width;

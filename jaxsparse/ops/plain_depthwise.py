@@ -88,8 +88,9 @@ def depthwise_plain(
 # Of `depthwise_plain` on a GPU, as XLA fuses it: microseconds to start, and by bytes of a number
 # how many bytes of x and y and numbers of y a microsecond; whichever takes longer. Fitted to the
 # layers of MobileNetV1 to which ffi/depthwise/cost.h fits the kernels: in float32 within 15 % on
-# one image, on 256 within 9 % but for two layers, which take a quarter longer than this says; in 16
-# bits, of 256 images, within 11 % but for planes of 14 x 14, which take 1.8 times as long.
+# one image, on 256 within 9 % but for four of nine layers, which take 22 to 32 % longer than this
+# says; in 16 bits, of 256 images, within 12 % but for planes of 14 x 14 and 7 x 7 with stride 1,
+# which take 1.8 times as long.
 _START = 1.26
 _RATES = {4: (3.0e6, 2.7e5), 2: (2.0e6, 3.6e5)}
 

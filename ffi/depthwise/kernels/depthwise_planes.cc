@@ -57,11 +57,12 @@ LaunchShape Shape(const DepthwiseProblem& p) {
 // Kernels count units, and places of a plane, in 32 bits.
 template <bool kTransposed>
 bool Fits(const DepthwiseProblem& p) {
-  return Units<kTransposed>(p, 1, 4) < kMostDepthwiseUnits && p.width < kMostDepthwiseUnits &&
+  return Units<kTransposed>(p, 1, 4) < kMostDepthwiseUnits && p.height < kMostDepthwiseUnits &&
+         p.width < kMostDepthwiseUnits && p.rows < kMostDepthwiseUnits &&
          p.columns < kMostDepthwiseUnits;
 }
 
-// Rows that begin at a multiple of four places are read by vectors.
+// The rate depends on the width of the rows that are read.
 template <bool kTransposed>
 double Microseconds(const DepthwiseProblem& p) {
   return DepthwiseMicroseconds(p, kTransposed ? p.columns : p.width);

@@ -45,7 +45,8 @@ extern constinit const CudaVariant<DepthwiseProblem> kDepthwiseSums{
     [](const DepthwiseProblem& p) {
       return WorkspaceBytes(p, false) <= p.workspace.bytes &&
              Blocks(p) * kSums < kMostDepthwiseUnits && DepthwisePieces(p) < kMostDepthwiseUnits &&
-             p.width < kMostDepthwiseUnits && p.columns < kMostDepthwiseUnits;
+             p.height < kMostDepthwiseUnits && p.width < kMostDepthwiseUnits &&
+             p.rows < kMostDepthwiseUnits && p.columns < kMostDepthwiseUnits;
     },
     [](const DepthwiseProblem& p) { return DepthwiseMicroseconds(p, p.width); },
     Source,

@@ -228,7 +228,7 @@ struct PackedPlace {
   __device__ __forceinline__ void Wrap(uint32_t begin) {
     if (at > begin + kBytes) at -= kBytes;
   }
-  // At that row of the ring, or at the copy of the first one, in front of which a row is.
+  // Row 0 is entered at its copy behind the ring, because reads may be one row in front.
   __device__ __forceinline__ void Begin(uint32_t row, uint32_t begin) {
     at = begin + (row == 0 ? kBytes : row * kPackedRowBytes);
   }

@@ -1,5 +1,6 @@
-// The pieces of rows that several warps have entries of, and what they have in all: a maximum and a
-// sum of exponentials relative to it, or a sum alone.
+// The pieces of rows that several warps have entries of, and what they have in all: what
+// exponentials are relative to, which is the maximum, or 0 where all entries are small; and their
+// sum. Of the derivative it is the sum alone.
 #pragma once
 
 #include "cuda/row_cuts.cuh"
@@ -23,7 +24,7 @@ constexpr float kLog2E = 1.442695041f;
 __device__ __forceinline__ float Exponential(float x) { return ApproximateExp2(kLog2E * x); }
 __device__ __forceinline__ double Exponential(double x) { return exp(x); }
 
-// Of a sum of exponentials, the largest of which is 1.
+// Of a sum of exponentials; it is far from where floats end.
 __device__ __forceinline__ float InverseOf(float sum) { return ApproximateReciprocal(sum); }
 __device__ __forceinline__ double InverseOf(double sum) { return 1 / sum; }
 

@@ -185,8 +185,7 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads, kConfig.Blocks(sizeof(T))
       } else {
         bool are_small = false;
         if constexpr (sizeof(Acc) == 4) {
-          // None is so large that sums of exponentials are, or exponentials less exact if they are
-          // not taken relative to the largest one of their row.
+          // All are so small that exponentials need no maximum: neither they nor sums overflow.
           constexpr float kMostOfLogarithm = 16;
           const float factor = kLog2E * scale;
           const float most = kMostOfLogarithm * ApproximateReciprocal(fabsf(factor));

@@ -37,8 +37,9 @@ JAXSPARSE_INLINE int64_t SoftmaxBlocksDown(int64_t rows, int64_t nse, int units_
 }
 
 // What a run leaves of its piece of a row that has begun in an earlier one, and of its piece of one
-// that begins here and goes on: the maximum and the sum; of the derivative the sum alone counts. A
-// block leaves the same in the workspace.
+// that begins here and goes on: what exponentials are relative to, which is the maximum, or 0 where
+// all entries are small; and their sum. Of the derivative the sum alone counts. A block leaves the
+// same in the workspace.
 template <typename Acc>
 struct PieceOfRow {
   Acc max, sum;

@@ -6,8 +6,7 @@
 
 namespace jaxsparse {
 
-// Where all threads find room at once, so many of a multiprocessor, a group asks for more rows of
-// x.
+// If all threads fit at once, at most 384 on a multiprocessor, a group loads more rows of x.
 constexpr int kSpmmSplitAtOnceOfFew = 16, kSpmmSplitThreadsOfFew = 384;
 
 struct SpmmSplitConfig {
@@ -26,10 +25,11 @@ struct SpmmSplitConfig {
   }
   constexpr int Groups() const { return Threads() / lanes; }  // of a block
   constexpr int Units() const { return Groups() * group_units; }
-  // Threads of a multiprocessor for which registers are left, of elements of so many bytes.
+  // Threads of a multiprocessor for which registers are left, of elements of so many bytes. 768
+  // threads have 80 registers each. A group of one lane needs 88: with 80 it would spill.
   constexpr int ThreadsAtOnce(int bytes) const {
     if (at_once > 8) return kSpmmSplitThreadsOfFew;
-    return permuted || batched ? 512 : bytes == 4 ? 768 : 640;
+    return permuted || batched ? 512 : bytes == 4 && lanes > 1 ? 768 : 640;
   }
   constexpr int Blocks(int bytes) const { return ThreadsAtOnce(bytes) / Threads(); }
 };
