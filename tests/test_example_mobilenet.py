@@ -28,7 +28,7 @@ from program_runs import interrupt, metrics_of, printed_by
 from tqdm import tqdm
 
 from examples.common.program import write_json
-from examples.mobilenet import data, paper, throughput, trainer
+from examples.mobilenet import data, throughput, trainer
 from examples.mobilenet import model as model_file
 from examples.mobilenet.__main__ import main, parse_args, runs_of
 from examples.mobilenet.model import (
@@ -259,8 +259,8 @@ def test_paper(
 ) -> None:
     """In one form, then in all: interrupted after the first group, and resumed."""
     models = {"dense": ((0.05, 72.7, 2518), (0.1, 73.8, 2046)), "sparse": ((0.1, 72.9, 2874),)}
-    monkeypatch.setattr(paper, "PAPER", models)
-    monkeypatch.setattr(paper, "EQUAL", {"dense 0.05": "sparse 0.1"})
+    monkeypatch.setattr(throughput, "PAPER", models)
+    monkeypatch.setattr(throughput, "EQUAL", {"dense 0.05": "sparse 0.1"})
     argv = ["--paper", "--resolution=32", "--frames=1", "--seconds=0.001", "--output"]
     argv.append(str(tmp_path))
     assert main([*argv, "--resume"]) == 2

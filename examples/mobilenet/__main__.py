@@ -50,7 +50,7 @@ from ..common.program import (
     write_json,
 )
 from ..common.resumable import progress_bar
-from . import data, paper, report, throughput
+from . import data, report, throughput
 from .model import MobileNet
 from .trainer import compile_ahead, train
 
@@ -108,7 +108,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     parser.set_defaults(**(DIGITS if args.data is None else CIFAR))
     if args.paper:
-        parser.set_defaults(resolution=paper.RESOLUTION, widths=None)
+        parser.set_defaults(resolution=throughput.PAPER_RESOLUTION, widths=None)
     return parser.parse_args(argv)
 
 
@@ -216,16 +216,16 @@ def train_all(
 
 def time_paper(args: argparse.Namespace, result: dict[str, Any]) -> report.Summary:
     """Times the paper's models, adds that to a result, and says what to show of it."""
-    groups = paper.groups(args.widths, args.resolution)
+    groups = throughput.groups_of_paper(args.widths, args.resolution)
     throughput.check_forms(args.forms, {each.sparse for group in groups for each in group})
     if args.resume:
-        result["frames"] = paper.measured_before(result_path(args), result)
+        result["frames"] = throughput.measured_before(result_path(args), result)
     else:
-        paper.check_start(result_path(args))
+        throughput.check_new_run(result_path(args))
     with memory_errors("timing", MEMORY_OPTIONS):
         time_models(groups, (args.resolution, args.resolution, 3), args, result)
-    figures = paper.figures()
-    result["ratios"] = paper.ratios(result["frames"])
+    figures = throughput.published()
+    result["ratios"] = throughput.ratios(result["frames"])
     tables = [report.table_of_paper(result["frames"], figures)]
     if result["ratios"]:
         tables.append(report.table_of_ratios(result["ratios"]))
