@@ -81,21 +81,20 @@ __device__ __forceinline__ bool AddParts(const PackedProblem& p, int64_t tile, i
 // ranges of this block and of others of its cluster.
 template <int kTiles, int kRanges>
 class PackedPartsOfCluster {
-  static constexpr int kTileBytes = kWarp * 16;
   uint32_t space_;  // the lane's, of the first range
   uint32_t apart_;  // of ranges
   int blocks_;
 
  public:
-  // `space`: kTileBytes of shared memory for each 8 columns, of the first range's warp; those of
-  // the others are so far `apart`.
+  // `space`: kPackedSumsBytes of shared memory for each 8 columns, of the first range's warp; those
+  // of the others are so far `apart`.
   __device__ PackedPartsOfCluster(uint32_t space, uint32_t apart, int blocks)
       : space_(space + threadIdx.x % kWarp * 16), apart_(apart), blocks_(blocks) {}
 
   __device__ __forceinline__ void Leave(int range, const float (&sums)[kTiles][4]) const {
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
-      StoreShared(space_ + range * apart_ + t * kTileBytes,
+      StoreShared(space_ + range * apart_ + t * kPackedSumsBytes,
                   {__float_as_uint(sums[t][0]), __float_as_uint(sums[t][1]),
                    __float_as_uint(sums[t][2]), __float_as_uint(sums[t][3])});
     }
@@ -106,7 +105,7 @@ class PackedPartsOfCluster {
     for (int i = 0; i < 4; ++i) sums[i] = 0;
 #pragma unroll 1
     for (int block = 0; block < blocks_; ++block) {
-      const uint32_t own = space_ + tile * kTileBytes;
+      const uint32_t own = space_ + tile * kPackedSumsBytes;
       uint32_t words[kRanges][4];
 #pragma unroll
       for (int range = 0; range < kRanges; ++range) {

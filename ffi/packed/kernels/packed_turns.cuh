@@ -19,8 +19,7 @@ template <PackedWgmmaConfig kConfig>
 class PackedTurns {
   static constexpr int kStrips = kConfig.Strips();
   static constexpr uint32_t kTurns = kConfig.Turns(), kStages = kConfig.Stages();
-  // A stream may be as many rows behind as that, and PadTo counts modulo the ring.
-  static_assert(kConfig.RingRows() > kPackedPanelPairs + kPackedDrift);
+  static_assert(kConfig.HasRoom());
   static_assert(kConfig.WarpBytes() % 16 == 0);
   uint32_t warps_, barriers_;  // addresses
 
@@ -86,9 +85,6 @@ class PackedWordProducer {
   __device__ __forceinline__ Words2 Load(uint32_t panel) const {
     return panel < piece_.panel_count ? piece_.panels[panel] : Words2{};
   }
-  __device__ __forceinline__ int Strip() const {
-    return static_cast<int>(threadIdx.x % kWarp) % kConfig.Strips();
-  }
 
  public:
   __device__ explicit PackedWordProducer(const PackedTurns<kConfig>& turns) : turns_(turns) {}
@@ -113,7 +109,7 @@ class PackedWordProducer {
     }
     // Until there is room for the masks, what else is under way, and words.
     const uint32_t least = turn_ + (masks > 0 ? masks : 1);
-    const int strip = Strip();
+    const int lane = static_cast<int>(threadIdx.x % kWarp), strip = lane % kConfig.Strips();
 #pragma unroll 1
     while (through_ < turn_ &&
            (through_ + kTurns < least || __any_sync(kAllLanes, before_ + end - free_ > kRing))) {
@@ -124,7 +120,7 @@ class PackedWordProducer {
     }
     const bool is_last = panel_ + 1 == piece_.panel_count;
     const PipelineStage turn = turns_.TurnOf(turn_);
-    if (threadIdx.x % kWarp < kConfig.Strips()) {
+    if (lane < kConfig.Strips()) {
       SharedAt<uint32_t>(turns_.Needed(strip, turn_)) = (before_ + end) % kRing;
       SharedAt<uint32_t>(turns_.Free(strip, turn_)) = before_ + (is_last ? end : next_.x);
       const PackedBulkRows<kRing> rows(piece_, asked_, end, before_ + asked_);

@@ -15,16 +15,12 @@ namespace {
 // for few strips, and to have room.
 constexpr int MostRanges(int columns) { return columns <= 16 ? 4 : 2; }
 
-// Whether the rings of a kernel have room for what a panel may need.
-constexpr bool HasRoom(int cell, int columns, int ranges) {
-  const PackedWgmmaConfig config{.cell = cell, .columns = columns, .ranges = ranges};
-  return config.RingRows() > kPackedPanelPairs + kPackedDrift;
-}
 constexpr bool AllHaveRoom() {
   for (int cell = 1; cell <= 2; ++cell) {
     for (int columns = 8; columns <= kWidestPackedTile; columns *= 2) {
       for (int ranges = 1; ranges <= MostRanges(columns); ranges *= 2) {
-        if (!HasRoom(cell, columns, ranges)) return false;
+        const PackedWgmmaConfig config{.cell = cell, .columns = columns, .ranges = ranges};
+        if (!config.HasRoom()) return false;
       }
     }
   }

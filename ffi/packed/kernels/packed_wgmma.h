@@ -48,6 +48,9 @@ struct PackedWgmmaConfig {
                kPackedRowBytes -
            kPackedMirroredRows;
   }
+  // Whether a ring has room for what a panel may need: a stream may be as many rows behind, and
+  // PadTo counts modulo the ring.
+  constexpr bool HasRoom() const { return RingRows() > kPackedPanelPairs + kPackedDrift; }
 
   // Of shared memory, in bytes: panels of x of each range; of each warp a ring, masks, rows that
   // panels need and leave free, and sums; barriers.
