@@ -243,6 +243,7 @@ class CSR:
         *,
         cell: int | None = None,
         parts: int | None = None,
+        columns: int | None = None,
         trainable: bool = False,
         repackable: bool = False,
     ) -> Packed:
@@ -254,11 +255,18 @@ class CSR:
                 magnitudes over 127 or 448, and its numbers are rounded to multiples of that, or to
                 those times a number of e4m3: the nearest. That saves memory; products are not
                 expected to be faster than in 16 bits.
-            cell: how many neighbours in a row are stored together, 1 or 2; by default 2 for
-                matrices that are more than 82 % sparse, or that store both of nearly all pairs, as
-                ``structure="pairs"`` of `pruning.make_masks` has them. Those of 8 bits have 1.
-            parts: into how many the columns are cut, at most 8; by default what lets the blocks of
-                an H200 end together.
+            cell: how the places of numbers are told. With 1 or 2, so many neighbours in a row are
+                stored together, and a bit of each tells whether they are: for products on tensor
+                cores with up to 128 columns. With 0 each number has the gap behind the one before
+                in 4 bits, and lanes of a GPU walk over stored numbers alone: for 1 to 8 columns;
+                what n columns take grows with n. By default 2 for matrices that are more than 82 %
+                sparse, or that store both of nearly all pairs, as ``structure="pairs"`` of
+                `pruning.make_masks` has them, else 1; see ``columns``. Those of 8 bits have 1.
+            parts: into how many the columns are cut, at most 8, or at least one for each 8192
+                columns with gaps; by default what lets the blocks of an H200 end together.
+            columns: how many columns of x products will mostly have, where ``cell`` is None: up to
+                8, cell 0 is taken if it is predicted to be faster on an H200. Products with other
+                numbers of columns are as right.
             trainable: whether to keep the pattern, and where each number comes from: for
                 `Packed.repack`, and for gradients of the numbers at the pattern alone. That takes
                 several times the bytes of the numbers. Numbers of 8 bits have no gradients.
@@ -282,6 +290,7 @@ class CSR:
             dtype=dtype,
             cell=cell,
             parts=parts,
+            columns=columns,
             trainable=trainable,
             repackable=repackable,
         )

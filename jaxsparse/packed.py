@@ -14,17 +14,11 @@ import numpy as np
 from jaxsparse import _ffi
 from jaxsparse.entrywise import is_dense
 from jaxsparse.ops.multiply_packed import multiply_packed
-from jaxsparse.ops.packed_places import (
-    LANES,
-    PANEL_COLUMNS,
-    STRIP_ROWS,
-    masks_of_panel,
-    panels_of,
-    taken,
-    unpacked,
-)
+from jaxsparse.ops.packed_places import numbers_of_row, strip_rows, taken, unpacked
+from jaxsparse.ops.packed_streams import LANES, PANEL_COLUMNS, masks_of_panel
 from jaxsparse.ops.packed_unpack import written_out
-from jaxsparse.packed_form import DTYPES, cell_for, check_shapes, most_parts, parts_for
+from jaxsparse.packed_checks import check_arrays, check_shapes
+from jaxsparse.packed_form import DTYPES, form_for, parts_for, range_of_parts
 from jaxsparse.pattern import is_concrete
 from jaxsparse.quantization import LARGEST, quantized
 from jaxsparse.topology import Topology
@@ -112,6 +106,7 @@ class Packed:
         dtype: Any,
         cell: int | None,
         parts: int | None,
+        columns: int | None,
         trainable: bool,
         repackable: bool,
     ) -> Packed:
@@ -131,13 +126,12 @@ class Packed:
                 f"CSR.pack: needs one matrix, got values of shape {values.shape} on patterns of "
                 f"batch {topology.batch_shape}"
             )
-        if cell not in (None, 1, 2):
-            raise ValueError(f"CSR.pack: cell must be None, 1 or 2, got {cell!r}")
-        m, k = topology.shape
-        most = most_parts(k)
-        if parts is not None and not (isinstance(parts, int) and 1 <= parts <= most):
+        if cell not in (None, 0, 1, 2):
+            raise ValueError(f"CSR.pack: cell must be None, 0, 1 or 2, got {cell!r}")
+        if columns is not None and not (isinstance(columns, int) and columns >= 1):
             raise ValueError(
-                f"CSR.pack: parts must be None or 1 to {most} for {k} columns, got {parts!r}"
+                f"CSR.pack: columns must be None or a positive number of columns of x, got "
+                f"{columns!r}"
             )
         quantize = dtype in LARGEST
         if quantize and trainable:
@@ -145,34 +139,33 @@ class Packed:
                 f"CSR.pack: {dtype} is not trainable, as numbers of 8 bits have no gradients: "
                 "repackable=True takes other values"
             )
-        if quantize and cell == 2:
-            raise ValueError(f"CSR.pack: cell must be 1 for {dtype}, got 2")
-        offsets, columns = topology.concrete_arrays("CSR.pack")
+        if quantize and cell not in (None, 1):
+            raise ValueError(f"CSR.pack: cell must be 1 for {dtype}, got {cell}")
+        pattern = [np.asarray(x, np.int32) for x in topology.concrete_arrays("CSR.pack")]
+        pattern.append(np.asarray(topology.pattern.row_order, np.int32))
         if cell is None:
-            cell = 1 if quantize else cell_for(offsets, columns, topology.shape)
-        parts = parts_for(m, k) if parts is None else parts
+            cell = 1 if quantize else form_for(*pattern, shape=topology.shape, n=columns)
+        m, k = topology.shape
+        least, most = range_of_parts(k, cell)
+        if parts is not None and not (isinstance(parts, int) and least <= parts <= most):
+            raise ValueError(
+                f"CSR.pack: parts must be None or {least} to {most} for {k} columns, got {parts!r}"
+            )
+        parts = parts_for(m, k, cell) if parts is None else parts
         try:
-            masks, starts, reads, sources = _ffi.pack_streams(
-                np.asarray(offsets, np.int32),
-                np.asarray(columns, np.int32),
-                np.asarray(topology.pattern.row_order, np.int32),
-                columns=k,
-                cell=cell,
-                parts=parts,
-                bits=8 * dtype.itemsize,
+            masks, starts, panels, sources = _laid_out(
+                pattern, columns=k, cell=cell, parts=parts, bits=8 * dtype.itemsize
             )
         except ValueError as error:
             raise ValueError(f"CSR.pack: {error}") from None
-        pieces, panels = starts.size - 1, math.ceil(k / (PANEL_COLUMNS * parts))
-        of_word = 4 // dtype.itemsize
-        sources = np.where(sources < 0, topology.nse, sources).reshape(-1, of_word * LANES)
+        sources = np.where(sources < 0, topology.nse, sources)
         numbers, scales = _numbers_of(values, topology, dtype)
         keeps_entries = trainable or repackable
         return cls(
             taken(numbers, sources),
-            jnp.asarray(masks.reshape(pieces, panels * masks_of_panel(cell), LANES)),
+            jnp.asarray(masks),
             jnp.asarray(starts),
-            jnp.asarray(reads.reshape(pieces, panels, 2)),
+            jnp.asarray(panels),
             jnp.asarray(topology.pattern.row_order),
             scales,
             jnp.asarray(sources) if keeps_entries else None,
@@ -220,8 +213,9 @@ class Packed:
         _, masks, _, panels, _ = leaves
         # Of the form of a matrix that fits; what does not is found by the checks.
         steps = masks.shape[1] if masks.ndim == 3 else 0
-        count = panels.shape[1] if panels.ndim == 3 else 0
-        strips = math.ceil(shape[0] / STRIP_ROWS)
+        pieces, count = panels.shape[:2] if panels.ndim == 3 else (0, 0)
+        cell = 2 if steps and steps == count * masks_of_panel(2) else int(masks.ndim != 2)
+        strips = math.ceil(shape[0] / strip_rows(cell))
         entries: Any = (arrays.get("sources"), arrays.get("topology"))
         if any(x is None for x in entries):
             entries = (None, None)
@@ -232,8 +226,8 @@ class Packed:
             scales,
             *entries,
             shape=(int(shape[0]), int(shape[1])),
-            cell=2 if steps and steps == count * masks_of_panel(2) else 1,
-            parts=max(masks.shape[0] // strips, 1) if strips and masks.ndim == 3 else 1,
+            cell=cell,
+            parts=max(pieces // strips, 1) if strips else 1,
         )
         check_shapes("Packed.from_arrays", packed)
         return packed if abstract or not is_concrete(*leaves) else packed.verify()
@@ -347,36 +341,7 @@ class Packed:
         if not is_concrete(*arrays, *([] if self.scales is None else [self.scales])):
             raise ValueError("Packed.verify: needs concrete arrays, got traced ones")
         check_shapes("Packed.verify", self)
-        values, masks, starts, panels, rows = map(np.asarray, arrays)
-        m = self.shape[0]
-        if values.shape[0] != starts[-1]:
-            raise ValueError(
-                f"Packed.verify: values must have {starts[-1]} rows, as starts say, got "
-                f"{values.shape[0]}"
-            )
-        if not np.array_equal(np.sort(rows), np.arange(m)):
-            raise ValueError("Packed.verify: rows must name each row once")
-        if values.dtype == jnp.float8_e4m3fn and np.isnan(values.astype(np.float32)).any():
-            raise ValueError(
-                "Packed.verify: values of 8 bits must not be NaN, which their scales are instead"
-            )
-        if self.scales is not None:
-            scales = np.asarray(self.scales)
-            if (scales < 0).any() or np.isinf(scales).any():
-                raise ValueError("Packed.verify: scales must be finite and not below 0, or NaN")
-        of_word = values.shape[1] // LANES
-        expected_panels, words = panels_of(jnp.asarray(masks), cell=self.cell, numbers=of_word)
-        if starts[0] != 0 or not np.array_equal(np.diff(starts), words):
-            raise ValueError("Packed.verify: starts are not where the masks' words begin")
-        if not np.array_equal(panels, expected_panels):
-            raise ValueError("Packed.verify: panels are not what the masks read")
-        if self.sources is not None and self.topology is not None:
-            found = np.sort(np.asarray(self.sources), axis=None)
-            nnz, nse = int(self.topology.row_offsets[-1]), self.topology.nse
-            if not np.array_equal(found[:nnz], np.arange(nnz)) or (found[nnz:] != nse).any():
-                raise ValueError(
-                    f"Packed.verify: sources must name each of {nnz} entries once, and {nse} else"
-                )
+        check_arrays("Packed.verify", self)
         return self
 
     # ---- Products ----
@@ -394,6 +359,23 @@ class Packed:
             "matmul: x @ packed would be a product by the transposed matrix, which is not packed: "
             "write linear(x, packed) for x times the transpose, or x @ packed.todense()"
         )
+
+
+def _laid_out(
+    pattern: list[np.ndarray], *, columns: int, cell: int, parts: int, bits: int
+) -> list[np.ndarray]:
+    """Masks, starts, panels and sources of a pattern's rows, columns and row order."""
+    row = numbers_of_row(cell, quantized=bits == 8)
+    if cell == 0:
+        masks, starts, sources = _ffi.pack_gaps(*pattern, columns=columns, parts=parts)
+        steps = np.diff(starts)
+        panels = np.stack([np.zeros_like(steps), steps], -1)[:, None]
+        return [masks.reshape(-1, LANES), starts, panels, sources.reshape(-1, row)]
+    options = {"columns": columns, "cell": cell, "parts": parts, "bits": bits}
+    masks, starts, panels, sources = _ffi.pack_streams(*pattern, **options)
+    pieces, count = starts.size - 1, math.ceil(columns / (PANEL_COLUMNS * parts))
+    masks = masks.reshape(pieces, count * masks_of_panel(cell), LANES)
+    return [masks, starts, panels.reshape(pieces, count, 2), sources.reshape(-1, row)]
 
 
 def _numbers_of(

@@ -1,28 +1,27 @@
-"""The form of a packed matrix: how it is to be packed, and of what shapes its arrays must be."""
+"""The form of a packed matrix: how its numbers are to be laid out for a GPU."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxsparse.ops.packed_places import (
-    LANES,
-    PANEL_COLUMNS,
-    SIXTEEN_BITS,
-    STRIP_ROWS,
-    masks_of_panel,
-)
+from jaxsparse.ops import packed_gaps
+from jaxsparse.ops.packed_places import SIXTEEN_BITS
+from jaxsparse.ops.packed_streams import LANES, PANEL_COLUMNS, STRIP_ROWS
 from jaxsparse.quantization import LARGEST
-
-if TYPE_CHECKING:
-    from jaxsparse.packed import Packed
 
 DTYPES = (*SIXTEEN_BITS, *LARGEST)
 """What numbers may be."""
 
 MOST_PARTS = 8
+MOST_COLUMNS_OF_GAPS = 8
+"""Of x, for which lanes that walk by gaps can be faster than tensor cores."""
+
+_MULTIPROCESSORS = 132  # of an H200, whose times are predicted
+_BYTES = 4.2e6  # that come from its memory in a microsecond
+_CLOCKS = 1755  # in a microsecond
+_COLUMNS_OF_PART = 8192  # at most, of a matrix with gaps: multiprocessors keep x of them
 
 
 def cell_for(row_offsets: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) -> int:
@@ -38,81 +37,117 @@ def cell_for(row_offsets: np.ndarray, columns: np.ndarray, shape: tuple[int, int
     return 2 if in_pairs < 0.33 * places or nnz > 0.9 * in_pairs else 1
 
 
-def most_parts(k: int) -> int:
-    """The most parts into which k columns are cut, so that each has a panel."""
-    return min(MOST_PARTS, max(1, math.ceil(k / PANEL_COLUMNS)))
+def form_for(
+    row_offsets: np.ndarray,
+    columns: np.ndarray,
+    row_order: np.ndarray,
+    *,
+    shape: tuple[int, int],
+    n: int | None,
+) -> int:
+    """The cell with which a product by n columns is predicted to take least; None: by many."""
+    cell = cell_for(row_offsets, columns, shape)
+    if n is None or n > MOST_COLUMNS_OF_GAPS:
+        return cell
+    lengths = np.diff(row_offsets)[row_order]
+    of_gaps = microseconds_of_gaps(lengths, shape[1], n)
+    return 0 if of_gaps < microseconds_of_streams(int(row_offsets[-1]), shape, cell) else cell
 
 
-def parts_for(m: int, k: int) -> int:
+def range_of_parts(k: int, cell: int) -> tuple[int, int]:
+    """The fewest and the most parts into which k columns are cut.
+
+    Each has a panel; of a matrix with gaps multiprocessors keep the x that belongs to a part.
+    """
+    most = min(MOST_PARTS, max(1, math.ceil(k / PANEL_COLUMNS)))
+    least = max(1, math.ceil(k / _COLUMNS_OF_PART)) if cell == 0 else 1
+    return least, max(least, most)
+
+
+def parts_for(m: int, k: int, cell: int) -> int:
     """The number of parts with which a product is predicted to take least on an H200."""
-
-    def microseconds(parts: int) -> float:
-        # A block of sixteen warps has up to four parts, and others those that are left: a cluster.
-        ranges = math.gcd(parts, 4)
-        blocks = parts // ranges
-        # More than two are in one of eight groups of multiprocessors, of which some are smaller.
-        at_once = 132 if blocks <= 2 else (8 * (16 // blocks) - 2) * blocks
-        rounds = math.ceil(math.ceil(m * ranges / (16 * STRIP_ROWS)) * blocks / at_once)
-        # Fewer warps that copy have others wait; each doubling pads streams by 3 to 10 %.
-        panel = (1.05 if ranges == 4 else 1.2) * (1 + 0.05 * math.log2(parts / 4))
-        panels = math.ceil(k / (PANEL_COLUMNS * parts))
-        # A block makes one tile after another; each cluster waits for its own first words.
-        if blocks == 1:
-            return 8 + rounds * panels * panel
-        return rounds * (6.5 + panels * panel) + 0.5 * blocks
-
-    return min(range(1, most_parts(k) + 1), key=microseconds)
+    return _parts_of_gaps(m, k) if cell == 0 else _parts_of_streams(m, k)
 
 
-def check_shapes(operation: str, packed: Packed) -> None:
-    """Raises a ValueError, naming the array, unless all are of a matrix of the shape; any array."""
-    m, k = packed.shape
-    pieces = math.ceil(m / STRIP_ROWS) * packed.parts
-    count = math.ceil(k / (PANEL_COLUMNS * packed.parts))
-    integers, wide = np.dtype(np.int32), np.dtype(np.float32)
-    if packed.quantized != (packed.scales is not None):
-        raise ValueError(
-            f"{operation}: scales of a packed matrix must be there for values of 8 bits alone, got "
-            f"{'none' if packed.scales is None else 'some'} for {packed.dtype}"
-        )
-    if packed.quantized and packed.cell != 1:
-        raise ValueError(
-            f"{operation}: cell of a packed matrix of {packed.dtype} must be 1, got {packed.cell}"
-        )
-    expected: dict[str, tuple[tuple[int | None, ...], tuple[Any, ...]]] = {
-        "rows": ((m,), (integers,)),  # first, as it tells most
-        "values": ((None, (4 if packed.quantized else 2) * LANES), DTYPES),
-        "masks": ((pieces, count * masks_of_panel(packed.cell), LANES), (np.dtype(np.uint32),)),
-        "starts": ((pieces + 1,), (integers,)),
-        "panels": ((pieces, count, 2), (integers,)),
-    }
-    if packed.scales is not None:
-        expected["scales"] = ((m,), (wide,))
-    if packed.sources is not None and packed.topology is not None:
-        expected["sources"] = (packed.values.shape, (integers,))
-        if packed.topology.shape != packed.shape:
-            raise ValueError(
-                f"{operation}: topology of a packed matrix {packed.shape} must have that shape, "
-                f"got {packed.topology.shape}"
-            )
-    for name, (shape, dtypes) in expected.items():
-        array = getattr(packed, name)
-        got = array.shape
-        if len(got) != len(shape) or any(
-            b not in (None, a) for a, b in zip(got, shape, strict=True)
-        ):
-            wanted = str(shape).replace("None", "w")
-            raise ValueError(
-                f"{operation}: {name} of a packed matrix {packed.shape} with cells of "
-                f"{packed.cell} in {packed.parts} parts must have shape {wanted}, got {got}"
-            )
-        if array.dtype not in dtypes:
-            raise ValueError(
-                f"{operation}: {name} of a packed matrix must be {_listed(dtypes)}, "
-                f"got {array.dtype}"
-            )
+# ---- Cells of 1 and 2: streams, multiplied by tensor cores ----
 
 
-def _listed(dtypes: Any) -> str:
-    *names, last = map(str, dtypes)
-    return f"{', '.join(names)} or {last}" if names else last
+def _parts_of_streams(m: int, k: int) -> int:
+    """Those of the least time; of pairs they are the same."""
+    _, most = range_of_parts(k, 1)
+    return min(range(1, most + 1), key=lambda parts: _by_instructions(m, k, parts))
+
+
+def microseconds_of_streams(nnz: int, shape: tuple[int, int], cell: int) -> float:
+    """What a product with at most 8 columns takes: that of instructions for panels, or of bytes.
+
+    All places take instructions, stored or not; those of pairs take 0.58 of the others'.
+    """
+    m, k = shape
+    panels = _by_instructions(m, k, _parts_of_streams(m, k), 1 if cell == 1 else 0.58)
+    return max(panels, 4.5 + (2.1 * nnz + m * k / (8 * cell)) / _BYTES)
+
+
+def _by_instructions(m: int, k: int, parts: int, of_panel: float = 1) -> float:
+    # A block of sixteen warps has up to four parts, and others those that are left: a cluster.
+    ranges = math.gcd(parts, 4)
+    blocks = parts // ranges
+    # More than two are in one of eight groups of multiprocessors, of which some are smaller.
+    at_once = _MULTIPROCESSORS if blocks <= 2 else (8 * (16 // blocks) - 2) * blocks
+    rounds = math.ceil(math.ceil(m * ranges / (16 * STRIP_ROWS)) * blocks / at_once)
+    # Fewer warps that copy have others wait; each doubling pads streams by 3 to 10 %.
+    panel = of_panel * (1.05 if ranges == 4 else 1.2) * (1 + 0.05 * math.log2(parts / 4))
+    panels = math.ceil(k / (PANEL_COLUMNS * parts))
+    # A block makes one tile after another; each cluster waits for its own first words.
+    if blocks == 1:
+        return 8 + rounds * panels * panel
+    return rounds * (6.5 + panels * panel) + 0.5 * blocks
+
+
+# ---- Cell 0: gaps, multiplied by lanes ----
+
+
+def _parts_of_gaps(m: int, k: int) -> int:
+    """As many as give each multiprocessor 6 pieces, unless they are short."""
+    parts, most = range_of_parts(k, 0)
+    pieces = parts * math.ceil(m / packed_gaps.STRIP_ROWS)
+    while 2 * parts <= most and pieces < 6 * _MULTIPROCESSORS and k >= 1024 * parts:
+        parts, pieces = 2 * parts, 2 * pieces
+    return parts
+
+
+def microseconds_of_gaps(lengths: np.ndarray, k: int, n: int) -> float:
+    """What a product with n columns takes: that of bytes, 2.5 for each entry, or of instructions.
+
+    Args:
+        lengths: entries of each row, in the order in which they make strips.
+        k: columns of the matrix.
+        n: columns of x, at most 8.
+    """
+    entries = entries_of_gaps(lengths, k)
+    of_entry = next(count for most, count in _INSTRUCTIONS if n <= most)
+    clocks = entries / LANES * of_entry / (4 * _MULTIPROCESSORS)  # each takes one of four warps
+    return 3.5 + max(2.5 * entries / _BYTES, clocks / _CLOCKS)
+
+
+# Of a warp for an entry of each of its lanes: up to so many columns of x, and how many.
+_INSTRUCTIONS = ((1, 6.2), (2, 8), (4, 12), (8, 20))
+
+
+def entries_of_gaps(lengths: np.ndarray, k: int) -> float:
+    """About how many entries a pattern takes, those that shorten gaps and padding included.
+
+    Were the columns of each row random, a lane would have 15 places without an entry with
+    probability (1 - d)^15 for rows of density d; its count would be binomial, and the longest of
+    32 lanes 2.1 standard deviations longer than the mean. Half a step is what rounding adds.
+    """
+    parts = _parts_of_gaps(len(lengths), k)
+    rows = np.zeros(-(-len(lengths) // packed_gaps.STRIP_ROWS) * packed_gaps.STRIP_ROWS)
+    rows[: len(lengths)] = lengths
+    longest = rows.reshape(-1, packed_gaps.STRIP_ROWS).max(1, initial=0)  # of each strip
+    density = np.clip(longest / max(k, 1), 1e-6, 1)
+    long_gap = (1 - density) ** packed_gaps.LARGEST_GAP
+    of_lane = longest / (8 * parts)
+    entries = of_lane * (1 + long_gap / (1 - long_gap))
+    padding = 2.1 * np.sqrt(of_lane * (1 - density)) + packed_gaps.STEP / 2
+    return float(LANES * parts * np.sum((entries + padding)[longest > 0]))

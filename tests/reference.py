@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -210,6 +212,8 @@ def stack_scan(
 
 def packed_matrix(packed):
     """The matrix that a packed one's streams hold, without scales: all lanes read them in step."""
+    if packed.cell == 0:
+        return _matrix_of_gaps(packed)
     (m, k), parts, cell = packed.shape, packed.parts, packed.cell
     numbers_of_word = packed.values.shape[1] // 32
     values = np.asarray(packed.values, np.float64).reshape(-1, 32, numbers_of_word)
@@ -234,3 +238,51 @@ def packed_matrix(packed):
     in_order = np.zeros((m, k))
     in_order[np.asarray(packed.rows)] = matrix[:m, :k]
     return in_order
+
+
+def _matrix_of_gaps(packed):
+    """The same of numbers with gaps: each lane walks over its own, entry after entry."""
+    (m, k), parts = packed.shape, packed.parts
+    width = 8 * -(-k // (8 * parts))
+    values = np.asarray(packed.values, np.float64).reshape(-1, 32, 8)
+    masks, starts, rows = (np.asarray(x) for x in (packed.masks, packed.starts, packed.rows))
+    matrix = np.zeros((m, k))
+    for piece, (begin, end) in enumerate(itertools.pairwise(starts)):
+        strip, part = divmod(piece, parts)
+        column = part * width + np.arange(32) % 8 - 8
+        row = 4 * strip + np.arange(32) // 8
+        for step in range(begin, end):
+            for e in range(8):
+                gap = (masks[step] >> 4 * e & 15).astype(np.int64)
+                column += 8 * gap
+                stored = gap > 0
+                matrix[rows[row[stored]], column[stored]] = values[step, stored, e]
+    return matrix
+
+
+def pack_gaps(row_offsets, column_indices, row_order, *, columns, parts):
+    """Gaps, starts and sources of a matrix of cell 0, lane by lane; -1 for no source."""
+    m, width = len(row_order), 8 * -(-columns // (8 * parts))
+    pieces = []
+    for strip, part in np.ndindex(-(-m // 4), parts):
+        lanes = []
+        for lane in range(32):
+            place, entries, last = 4 * strip + lane // 8, [], -1
+            row = row_order[place] if place < m else None
+            stored = range(row_offsets[row], row_offsets[row + 1]) if row is not None else ()
+            for entry in sorted(stored, key=lambda entry: column_indices[entry]):
+                within = column_indices[entry] - part * width
+                if 0 <= within < width and within % 8 == lane % 8:
+                    while within // 8 - last > 15:
+                        entries.append((15, -1))
+                        last += 15
+                    entries.append((within // 8 - last, entry))
+                    last = within // 8
+            lanes.append(entries)
+        steps = -(-max(map(len, lanes)) // 8)
+        piece = np.array([entries + [(0, -1)] * (8 * steps - len(entries)) for entries in lanes])
+        pieces.append(piece.reshape(32, steps, 8, 2).swapaxes(0, 1))
+    starts = np.cumsum([0, *map(len, pieces)]).astype(np.int32)
+    gaps, sources = np.moveaxis(np.concatenate([np.zeros((0, 32, 8, 2), int), *pieces]), -1, 0)
+    masks = (gaps.astype(np.uint32) << 4 * np.arange(8, dtype=np.uint32)).sum(-1, dtype=np.uint32)
+    return masks.reshape(-1), starts, sources.astype(np.int32).reshape(-1)

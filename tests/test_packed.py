@@ -7,14 +7,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from edge_cases import EDGE_CASES
-from reference import packed_matrix, to_dense
+from reference import pack_gaps, packed_matrix, to_dense
 
 from jaxsparse import CSR, EXPORT_DISABLED_CHECKS, Packed, Topology, _ffi
-from jaxsparse.ops.packed_places import PANEL_COLUMNS
-from jaxsparse.packed_form import most_parts, parts_for
+from jaxsparse.ops.packed_streams import PANEL_COLUMNS
+from jaxsparse.packed_form import (
+    entries_of_gaps,
+    microseconds_of_gaps,
+    microseconds_of_streams,
+    parts_for,
+    range_of_parts,
+)
 from jaxsparse.pruning import STRUCTURES
 
-FORMS = [(1, 1), (2, 1), (1, 3), (2, 2)]  # cell, parts
+FORMS = [(1, 1), (2, 1), (0, 3), (1, 3), (0, 1), (2, 2)]  # cell, parts
 
 
 def random_matrix(topology, seed=0, dtype=jnp.bfloat16):
@@ -55,6 +61,24 @@ def test_every_place(cell, parts):
         np.testing.assert_array_equal(packed_matrix(packed), expected, err_msg=name)
 
 
+def test_gaps_are_those_of_the_format():
+    """Each gap, step and source, against a packer that goes over the lanes one by one."""
+    for number, (name, make) in enumerate(PATTERNS.items()):
+        topology = make()
+        parts = parts_that_fit(topology, 1 + number % 3)
+        packed = random_matrix(topology).pack(cell=0, parts=parts, repackable=True)
+        offsets, columns = (np.asarray(x) for x in topology.concrete_arrays("test"))
+        k = topology.shape[1]
+        gaps, starts, sources = pack_gaps(offsets, columns, packed.rows, columns=k, parts=parts)
+        sources = np.where(sources < 0, topology.nse, sources)
+        for got, expected in (
+            (packed.masks, gaps),
+            (packed.starts, starts),
+            (packed.sources, sources),
+        ):
+            np.testing.assert_array_equal(np.ravel(got), expected, err_msg=name)
+
+
 @pytest.mark.parametrize("number, name", [*enumerate(PATTERNS)])
 def test_written_out(number, name):
     topology = PATTERNS[name]()
@@ -64,14 +88,14 @@ def test_written_out(number, name):
     expected = to_dense(a.values, topology)
     np.testing.assert_array_equal(np.asarray(packed.todense(), np.float64), expected)
     stored = np.asarray(packed.stored())
-    assert stored[expected != 0].all() and stored.sum() <= cell * topology.nnz
+    assert stored[expected != 0].all() and stored.sum() <= max(cell, 1) * topology.nnz
     assert packed.verify() is packed
 
 
 def test_back_to_rows():
     a = random_matrix(PATTERNS["padding"]())
-    for trainable in True, False:
-        back = CSR.from_packed(a.pack(cell=1, trainable=trainable))
+    for cell, trainable in (1, True), (1, False), (0, True), (0, False):
+        back = CSR.from_packed(a.pack(cell=cell, trainable=trainable))
         assert (back.topology is a.topology) == trainable
         np.testing.assert_array_equal(back.todense(), a.todense())
         np.testing.assert_array_equal(back.topology.nnz, a.topology.nnz)
@@ -95,11 +119,33 @@ def test_parts():
     rng = np.random.default_rng(0)
     for _ in range(200):
         m, k = (int(x) for x in 2 ** rng.uniform(0, 18, 2))
-        parts = parts_for(m, k)
-        assert 1 <= parts <= most_parts(k) <= -(-k // PANEL_COLUMNS)
-        assert parts_for(2**20, k) <= parts <= parts_for(1, k)
+        for cell in 0, 1, 2:
+            parts, (least, most) = parts_for(m, k, cell), range_of_parts(k, cell)
+            assert 1 <= least <= parts <= most <= max(least, -(-k // PANEL_COLUMNS))
+            assert parts_for(2**20, k, cell) <= parts <= parts_for(1, k, cell)
+            assert cell or k <= 8192 * parts
     a = random_matrix(PATTERNS["striped"]())
-    assert a.pack().parts == parts_for(*a.shape) > 1
+    for cell in 0, 1:
+        assert a.pack(cell=cell).parts == parts_for(*a.shape, cell) > 1
+
+
+def test_form_for_the_columns_of_x():
+    """Gaps for a few columns of matrices that are sparse enough; the estimate of their entries."""
+    rng = np.random.default_rng(0)
+    for density in 0.5, 0.2, 0.05, 0.01:
+        topology = Topology.from_mask(rng.random((512, 4096)) < density)
+        a = random_matrix(topology)
+        cells = [a.pack(columns=n).cell for n in (1, 2, 4, 8, 9, 64)]
+        assert cells[-1] == cells[-2] == a.pack().cell != 0
+        assert cells == sorted(cells) or 0 not in cells[cells.index(0) + cells.count(0) :]
+        lengths = np.diff(topology.row_offsets)[np.asarray(topology.pattern.row_order)]
+        entries = a.pack(cell=0).values.size
+        assert entries_of_gaps(lengths, 4096) == pytest.approx(entries, rel=0.1)
+        assert a.pack(jnp.int8, columns=1).cell == 1
+    places = 8192 * 8192
+    of_gaps = microseconds_of_gaps(np.full(8192, 2458), 8192, 1)
+    assert of_gaps < 0.8 * microseconds_of_streams(int(0.3 * places), (8192, 8192), 1)
+    assert of_gaps < microseconds_of_gaps(np.full(8192, 2458), 8192, 8)
 
 
 def test_pairs_are_stored_together():
@@ -118,11 +164,12 @@ def test_pairs_are_stored_together():
         assert np.count_nonzero(packed.values) == kept
 
 
-def test_other_values():
+@pytest.mark.parametrize("cell", [0, 1])
+def test_other_values(cell):
     """`repack` takes them under jit without compiling again; columns may come in any order."""
     topology = PATTERNS["odd"]()
     a = random_matrix(topology)
-    packed = a.pack(trainable=True)
+    packed = a.pack(cell=cell, trainable=True)
     traced = []
 
     @jax.jit
@@ -140,8 +187,9 @@ def test_other_values():
         packed.repack(a.values[:-1])
 
 
-def test_tree():
-    packed = random_matrix(PATTERNS["uneven"]()).pack(cell=2, parts=2)
+@pytest.mark.parametrize("cell", [0, 2])
+def test_tree(cell):
+    packed = random_matrix(PATTERNS["uneven"]()).pack(cell=cell, parts=2)
     leaves, tree = jax.tree.flatten(packed)
     assert len(leaves) == 5
     again = jax.tree.unflatten(tree, leaves)
@@ -151,8 +199,9 @@ def test_tree():
     np.testing.assert_array_equal(dense, packed.todense())
 
 
-def test_export():
-    packed = random_matrix(PATTERNS["odd"]()).pack()
+@pytest.mark.parametrize("cell", [0, 1])
+def test_export(cell):
+    packed = random_matrix(PATTERNS["odd"]()).pack(cell=cell)
     run = jax.jit(lambda packed: (packed, packed.todense()))
     exported = jax.export.export(run, disabled_checks=EXPORT_DISABLED_CHECKS)(packed)
     program = jax.export.deserialize(exported.serialize())
@@ -176,7 +225,9 @@ def through_checkpoints(packed, tmp_path):
     return again, restored
 
 
-@pytest.mark.parametrize("name, cell, parts", [("odd", 1, 1), ("striped", 2, 3), ("uneven", 1, 2)])
+@pytest.mark.parametrize(
+    "name, cell, parts", [("odd", 1, 1), ("striped", 2, 3), ("uneven", 1, 2), ("striped", 0, 3)]
+)
 def test_checkpoint(name, cell, parts, tmp_path):
     packed = random_matrix(PATTERNS[name]()).pack(cell=cell, parts=parts)
     for each in through_checkpoints(packed, tmp_path):
@@ -196,6 +247,16 @@ def test_arrays_that_do_not_fit():
         Packed.from_arrays(arrays, (38, 53))
     with pytest.raises(ValueError, match=r"masks of .* must have shape \(3, 6, 32\), got"):
         Packed.from_arrays(arrays, (37, 300))
+    of_gaps = random_matrix(PATTERNS["odd"]()).pack(cell=0).arrays
+    for name, other, shape in (
+        ("values", arrays["values"], r"\(w, 256\), got \(\d+, 64\)"),
+        ("masks", of_gaps["masks"][1:], r"\(\d+, 32\), got"),
+        ("starts", of_gaps["starts"][1:], r"\(11,\), got \(10,\)"),
+    ):
+        with pytest.raises(
+            ValueError, match=rf"{name} of .* cells of 0 .* must have shape {shape}"
+        ):
+            Packed.from_arrays(of_gaps | {name: other}, (37, 53))
     with pytest.raises(
         ValueError, match=r"values of a packed matrix must be bfloat16, .*e4m3fn, got float32"
     ):
@@ -213,6 +274,7 @@ def damaged(packed, name, change):
     return Packed(*(leaves[n] for n in order), **static)
 
 
+@pytest.mark.parametrize("cell", [0, 1])
 @pytest.mark.parametrize(
     "name, change",
     [
@@ -225,10 +287,36 @@ def damaged(packed, name, change):
         ("sources", lambda x: x + 1),
     ],
 )
-def test_verify(name, change):
-    packed = random_matrix(PATTERNS["uneven"]()).pack(trainable=True)
+def test_verify(name, change, cell):
+    packed = random_matrix(PATTERNS["uneven"]()).pack(cell=cell, trainable=True)
     with pytest.raises(ValueError, match=r"Packed\.verify: "):
         damaged(packed, name, change).verify()
+
+
+def test_verify_of_gaps():
+    """Each number with a gap stands in the matrix, and none is without; steps are all needed."""
+    packed = random_matrix(PATTERNS["uneven"]()).pack(cell=0, parts=2)
+    last = np.argwhere(np.asarray(packed.masks) == 0)[-1]  # of a lane that has no entry left
+
+    def change(name, add):
+        def changed(x):
+            x[tuple(last) if name == "masks" else (last[0], 8 * last[1])] += add
+            return x
+
+        return damaged(packed, name, changed)
+
+    with pytest.raises(ValueError, match="values must be 0 where masks have no gap"):
+        change("values", 1).verify()
+    with pytest.raises(ValueError, match="masks have gaps that lead out of the matrix"):
+        damaged(packed, "masks", lambda x: np.where(x == 0, x, x | 0xF)).verify()
+    longer = damaged(packed, "values", lambda x: np.pad(x, ((0, 1), (0, 0))))
+    longer = damaged(longer, "masks", lambda x: np.pad(x, ((0, 1), (0, 0))))
+    longer = damaged(longer, "starts", lambda x: x + (np.arange(len(x)) == len(x) - 1))
+    longer = damaged(
+        longer, "panels", lambda x: np.stack([x[..., 0], np.diff(longer.starts)[:, None]], -1)
+    )
+    with pytest.raises(ValueError, match="starts are not where the masks' words begin"):
+        longer.verify()
 
 
 def test_verify_wants_the_first_piece_at_the_beginning():
@@ -242,10 +330,17 @@ def test_errors():
     a = random_matrix(PATTERNS["odd"]())
     with pytest.raises(ValueError, match=r"dtype must be bfloat16, float16, int8 or .*got float32"):
         a.astype(jnp.float32).pack()
-    with pytest.raises(ValueError, match="cell must be None, 1 or 2, got 3"):
+    with pytest.raises(ValueError, match="cell must be None, 0, 1 or 2, got 3"):
         a.pack(cell=3)
     with pytest.raises(ValueError, match="parts must be None or 1 to 1 for 53 columns, got 2"):
         a.pack(parts=2)
+    with pytest.raises(ValueError, match="columns must be None or a positive number .*, got 0"):
+        a.pack(columns=0)
+    with pytest.raises(ValueError, match="cell must be 1 for int8, got 0"):
+        a.pack(jnp.int8, cell=0)
+    wide = CSR.fromdense(jnp.ones((1, 20000), jnp.bfloat16))
+    with pytest.raises(ValueError, match="parts must be None or 3 to 8 for 20000 columns, got 2"):
+        wide.pack(cell=0, parts=2)
     with pytest.raises(ValueError, match="needs one concrete pattern"):
         jax.jit(lambda a: a.pack().todense())(CSR(a.values, a.topology.as_dynamic()))
     with pytest.raises(ValueError, match="needs one matrix"):

@@ -14,7 +14,7 @@ from jaxsparse.nn.variables import own_topology, topology_of
 from jaxsparse.ops.linear import linear
 from jaxsparse.ops.packed_places import SIXTEEN_BITS
 from jaxsparse.packed import Packed
-from jaxsparse.packed_form import check_shapes
+from jaxsparse.packed_checks import check_shapes
 
 
 class PackedArray(nnx.Variable[jax.Array]):

@@ -26,7 +26,7 @@ from jax.interpreters import ad, batching
 from jaxsparse.device import AnyDevice
 from jaxsparse.ops.arguments import PATTERN
 from jaxsparse.ops.bilinear import sddmm_p
-from jaxsparse.ops.packed_places import gathered_in, slots, taken, unpacked
+from jaxsparse.ops.packed_places import gathered_in, numbers_of_row, slots, taken, unpacked
 from jaxsparse.ops.packed_unpack import (
     MATRIX,
     ONLY_ON_GPUS,
@@ -52,27 +52,27 @@ from jaxsparse.primitive import (
 )
 from jaxsparse.quantization import dequantized
 
-_MOST_COLUMNS = 128  # up to which kernels are faster than to write the matrix out and multiply it
+# By cell: up to how many columns kernels are faster than to write the matrix out and multiply it.
+_MOST_COLUMNS = {0: 32, 1: 128, 2: 128}
 _VECTOR = 8  # numbers of x that a kernel copies at once
 
 _VALUES, _X, _BIAS = 0, len(MATRIX), len(MATRIX) + 1
-
-# What a trainable matrix has besides, last of all operands. Only derivatives read it.
-_ENTRIES = (("sources", "w 64"), *PATTERN)
 
 
 def _besides(params: dict[str, Any]) -> tuple[tuple[str, str], ...]:
     """The last operands, of matrices that have more than `MATRIX`."""
     if params["quantized"]:
         return (("scales", "m"),)
-    return _ENTRIES if params["trainable"] else ()
+    # Only derivatives read what a trainable one has.
+    sources = ("sources", f"w {numbers_of_row(params['cell'])}")
+    return (sources, *PATTERN) if params["trainable"] else ()
 
 
 def _signature(params: dict[str, Any]) -> Signature:
     left = params["x_on_left"]
     x, out = ("n k", "n m") if left else ("k n", "m n")
     bias = (("bias", "m"),) if params.get("has_bias") else ()
-    operands = (*matrix_of(params["quantized"]), ("x", x), *bias, *_besides(params))
+    operands = (*matrix_of(params), ("x", x), *bias, *_besides(params))
     return Signature(operands, (("out", out),))
 
 
@@ -175,9 +175,10 @@ def _ffi(
     if not isinstance(n, int):
         return Fallback("the number of columns is not known when the program is compiled")
     free = params["implementation"] is None and params["variant"] is None
-    if free and n > _MOST_COLUMNS:
+    most = _MOST_COLUMNS[params["cell"]]
+    if free and n > most:
         return Fallback(
-            f"for more than {_MOST_COLUMNS} columns it is faster",
+            f"for more than {most} columns it is faster",
             _dense_on_gpu,
             called="the matrix written out, and XLA's dot",
         )
@@ -238,7 +239,7 @@ packed_epilogue_p = _made("packed_epilogue", "has_bias", "activation")
 def _transposed_signature(params: dict[str, Any]) -> Signature:
     k, left = params["columns"], params["x_on_left"]
     x, out = ("n m", f"n {k}") if left else ("m n", f"{k} n")
-    operands = (*matrix_of(params["quantized"]), ("x", x), *_besides(params))
+    operands = (*matrix_of(params), ("x", x), *_besides(params))
     return Signature(operands, (("out", out),))
 
 
@@ -357,8 +358,8 @@ def _of_numbers(
         precision=jax.lax.Precision.HIGHEST,
         preferred_element_type=jnp.float32,
     )
-    at = slots(masks, starts, **form)
-    return _VALUES, gathered_in(outer, at, rows, values.aval.shape[0])
+    at = slots(masks, starts, rows, columns=outer.shape[1], **form)
+    return _VALUES, gathered_in(outer, at, rows, values.aval.shape)
 
 
 def _transpose(

@@ -12,7 +12,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
 from jaxsparse.device import AnyDevice
-from jaxsparse.ops.packed_places import gathered_in, slots, unpacked
+from jaxsparse.ops.packed_places import gathered_in, numbers_of_row, slots, unpacked
 from jaxsparse.primitive import (
     Fallback,
     FfiCall,
@@ -25,15 +25,17 @@ from jaxsparse.primitive import (
 )
 from jaxsparse.quantization import NO_DERIVATIVES, dequantized
 
-_PLACES = (("masks", "p s 32"), ("starts", "p+1"), ("panels", "p t 2"), ("rows", "m"))
+_PLACES = (("starts", "p+1"), ("panels", "p t 2"), ("rows", "m"))
 
 
-def matrix_of(quantized: bool) -> tuple[tuple[str, str], ...]:
+MATRIX = ("values", "masks", *(name for name, _ in _PLACES))
+
+
+def matrix_of(params: dict[str, Any]) -> tuple[tuple[str, str], ...]:
     """Operands of a packed matrix, as `jaxsparse.Packed` has them, but for scales."""
-    return (("values", "w 128" if quantized else "w 64"), *_PLACES)
+    values = f"w {numbers_of_row(params['cell'], quantized=params['quantized'])}"
+    return (("values", values), ("masks", "w 32" if params["cell"] == 0 else "p s 32"), *_PLACES)
 
-
-MATRIX = tuple(name for name, _ in matrix_of(False))
 
 ONLY_ON_GPUS = Fallback("only GPUs have a kernel that writes packed matrices out")
 
@@ -41,7 +43,7 @@ _FORM = ("columns", "cell", "parts")
 
 
 def _signature(params: dict[str, Any]) -> Signature:
-    return Signature(matrix_of(params["quantized"]), (("matrix", f"m {params['columns']}"),))
+    return Signature(matrix_of(params), (("matrix", f"m {params['columns']}"),))
 
 
 def _plain(
@@ -102,8 +104,8 @@ def _transpose(
     ct: jax.Array, operands: Any, *, columns: int, cell: int, parts: int, **params: Any
 ) -> tuple[int, jax.Array]:
     values, masks, starts, _, rows = operands
-    at = slots(masks, starts, cell=cell, parts=parts)
-    return 0, gathered_in(ct, at, rows, values.aval.shape[0])
+    at = slots(masks, starts, rows, columns=columns, cell=cell, parts=parts)
+    return 0, gathered_in(ct, at, rows, values.aval.shape)
 
 
 def refuse_derivatives(primitive: Primitive) -> None:
