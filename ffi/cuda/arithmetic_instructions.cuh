@@ -106,6 +106,13 @@ __device__ __forceinline__ void SetHighHalfIf(uint32_t condition, uint32_t half,
       : "r"(condition), "r"(half));
 }
 
+// Adds a b to a sum unless a is 0, so that 0 * NaN is no term, without a branch.
+__device__ __forceinline__ void AddProductUnlessZero(float a, float b, float* sum) {
+  asm("{ .reg .pred p; setp.neu.f32 p, %1, 0f00000000; @p fma.rn.f32 %0, %1, %2, %0; }"
+      : "+f"(*sum)
+      : "f"(a), "f"(b));
+}
+
 // c and the products of unsigned bytes that stand in the same place of two words.
 __device__ __forceinline__ uint32_t AddProductsOfBytes(uint32_t a, uint32_t b, uint32_t c) {
   uint32_t sum;

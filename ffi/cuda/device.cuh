@@ -29,6 +29,14 @@ __device__ __forceinline__ void FromAccumulator(float x, bfloat16* to) {
 }
 __device__ __forceinline__ void FromAccumulator(float x, float16* to) { to->bits = HalfOfFloat(x); }
 
+// A number of the first argument's type that is a half of a word.
+__device__ __forceinline__ float NumberOfHalf(bfloat16, uint32_t word, bool upper) {
+  return __uint_as_float(upper ? word & 0xffff0000u : word << 16);
+}
+__device__ __forceinline__ float NumberOfHalf(float16, uint32_t word, bool upper) {
+  return FloatOfHalf(static_cast<uint16_t>(upper ? word >> 16 : word));
+}
+
 // Two numbers of the first argument's type in a word, the first one in its lower half.
 __device__ __forceinline__ uint32_t PairOf(bfloat16, float low, float high) {
   return BfloatsOfFloats(low, high);

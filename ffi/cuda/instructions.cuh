@@ -138,6 +138,22 @@ __device__ __forceinline__ void PrefetchToL2(const void* from) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
 }
 
+// What no thread reads again: caches need not keep it. Nothing writes it while the kernel runs.
+__device__ __forceinline__ uint32_t LoadOnce(const uint32_t* from) {
+  uint32_t x;
+  asm volatile("ld.global.nc.L1::no_allocate.b32 %0, [%1];"
+               : "=r"(x)
+               : "l"(__cvta_generic_to_global(from)));
+  return x;
+}
+__device__ __forceinline__ Words4 LoadOnce(const Words4* from) {
+  Words4 x;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "l"(__cvta_generic_to_global(from)));
+  return x;
+}
+
 // 16 bytes of global memory by one store, which compilers may take apart where numbers were
 // computed by branches.
 __device__ __forceinline__ void StoreGlobal(Words4* to, const Words4& x) {

@@ -5,16 +5,9 @@
 #include <string>
 #include <vector>
 
-namespace jaxsparse {
+#include "packed/pattern.h"
 
-// One pattern in compressed rows, and the order in which its rows make strips.
-struct PackedPattern {
-  const int32_t* row_offsets;
-  const int32_t* column_indices;
-  const int32_t* row_order;
-  int64_t rows, columns;
-  int64_t entries;  // of column_indices
-};
+namespace jaxsparse {
 
 struct PackedStreams {
   std::vector<uint32_t> masks;   // (pieces, steps, lanes)

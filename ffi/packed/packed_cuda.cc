@@ -8,8 +8,8 @@ namespace jaxsparse {
 namespace {
 
 // Copies of constants, which are initialised before any code runs.
-const PackedVariant kProducts[] = {kPackedMma, kPackedWgmma};
-const PackedVariant kUnpackings[] = {kPackedUnpack};
+const PackedVariant kProducts[] = {kPackedMma, kPackedWgmma, kPackedGaps};
+const PackedVariant kUnpackings[] = {kPackedUnpack, kPackedUnpackGaps};
 
 }  // namespace
 

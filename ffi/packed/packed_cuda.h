@@ -9,11 +9,15 @@ namespace jaxsparse {
 
 using PackedVariant = CudaVariant<PackedProblem>;
 
+// kernels/packed_gaps.cc
+extern const PackedVariant kPackedGaps;
 // kernels/packed_mma.cc
 extern const PackedVariant kPackedMma;
 // kernels/packed_wgmma.cc
 extern const PackedVariant kPackedWgmma;
 // kernels/packed_unpack.cc
 extern const PackedVariant kPackedUnpack;
+// kernels/packed_unpack_gaps.cc
+extern const PackedVariant kPackedUnpackGaps;
 
 }  // namespace jaxsparse

@@ -10,7 +10,7 @@ constexpr int64_t kMostParts = 1 << 20;
 
 // How a matrix is packed.
 void TakeForm(CallParser& call, PackedProblem& p) {
-  p.cell = static_cast<int>(call.Integer("cell", 1, 2));
+  p.cell = static_cast<int>(call.Integer("cell", 0, 2));
   p.parts = call.Integer("parts", 1, kMostParts);
 }
 
@@ -23,13 +23,15 @@ void TakeValues(CallParser& call, Dimension& words, ElementType& dtype, PackedPr
   p.numbers = type.is(ffi::S8)         ? PackedNumbers::kInt8
               : type.is(ffi::F8E4M3FN) ? PackedNumbers::kE4M3
                                        : PackedNumbers::kPlain;
-  const int64_t numbers = NumbersOfWord(p.numbers) * kWarp;
+  const int64_t numbers = (p.cell == 0 ? kGapNumbers : NumbersOfWord(p.numbers)) * kWarp;
   if (width.size != numbers) {
     call.Fail("values must have " + std::to_string(numbers) + " numbers in a row, got " +
               std::to_string(width.size));
   }
   if (p.numbers != PackedNumbers::kPlain) {
-    if (p.cell != 1) call.Fail("cell must be 1 with values of 8 bits, got 2");
+    if (p.cell != 1) {
+      call.Fail("cell must be 1 with values of 8 bits, got " + std::to_string(p.cell));
+    }
     return;
   }
   const ffi::DataType plain = type.is(ffi::BF16) ? ffi::BF16 : ffi::F16;
@@ -38,14 +40,18 @@ void TakeValues(CallParser& call, Dimension& words, ElementType& dtype, PackedPr
 }
 
 // masks, starts, panels, rows of a matrix whose sizes are known.
-void TakePattern(CallParser& call, Dimension& m, Dimension& k, PackedProblem& p) {
+void TakePattern(CallParser& call, Dimension& m, Dimension& k, Dimension& words, PackedProblem& p) {
   Dimension pieces("pieces");
   p.m = m.size;
   p.k = k.size;
-  const int64_t panels = PackedPanels(p.k, p.parts);
+  const int64_t panels = p.cell == 0 ? 1 : PackedPanels(p.k, p.parts);
   pieces.size = PackedStrips(p) * p.parts;
-  p.masks =
-      call.Operand("masks", {ffi::U32}, {pieces, panels * (kPackedPanelMasks / p.cell), kWarp});
+  if (p.cell == 0) {
+    p.masks = call.Operand("masks", {ffi::U32}, {words, kWarp});
+  } else {
+    p.masks =
+        call.Operand("masks", {ffi::U32}, {pieces, panels * (kPackedPanelMasks / p.cell), kWarp});
+  }
   p.starts = call.Operand("starts", {ffi::S32}, {pieces + 1});
   p.panels = call.Operand("panels", {ffi::S32}, {pieces, panels, 2});
   p.rows = call.Operand("rows", {ffi::S32}, {m});
@@ -76,7 +82,7 @@ struct PackedProduct {
     TakeValues(call, words, dtype, p);
     p.x = call.Operand("x", dtype, {x.first, x.second});
     if (dtype.is(ffi::F32)) call.Fail("x must be bfloat16 or float16, got float32");
-    TakePattern(call, m, k, p);
+    TakePattern(call, m, k, words, p);
     if (p.numbers != PackedNumbers::kPlain) p.scales = call.Operand("scales", {ffi::F32}, {m});
     if (call.operands_left() > 0) p.bias = call.Operand("bias", dtype, {m});
     if (call.batch().rank > 0) call.Fail("takes no batch dimensions");
@@ -101,7 +107,7 @@ struct PackedUnpacking {
     ElementType dtype({ffi::BF16, ffi::F16});
     p.out = call.Result("out", dtype, {m, k});
     TakeValues(call, words, dtype, p);
-    TakePattern(call, m, k, p);
+    TakePattern(call, m, k, words, p);
     if (call.batch().rank > 0) call.Fail("takes no batch dimensions");
     p.words = words.size;
     p.dtype = p.out_dtype = DTypeOf(dtype);
@@ -117,7 +123,7 @@ constexpr PackedNumbers kOf8Bits[] = {PackedNumbers::kInt8, PackedNumbers::kE4M3
 
 OperationEntry PackedUnpackEntry() {
   std::vector<PackedProblem> problems;
-  for (const int cell : {1, 2}) {
+  for (const int cell : {0, 1, 2}) {
     PackedProblem problem;
     problem.m = problem.k = 8192;
     problem.cell = cell;
@@ -151,6 +157,21 @@ OperationEntry PackedProductEntry() {
             problem.workspace.bytes = int64_t{1} << 30;
             problems.push_back(problem);
           }
+        }
+      }
+    }
+    for (const int64_t n : {1, 2, 4, 8}) {
+      for (const bool x_on_left : {false, true}) {
+        for (const int64_t parts : {1, 2}) {
+          PackedProblem problem;
+          problem.m = problem.k = 8192;
+          problem.n = n;
+          problem.cell = 0;
+          problem.parts = parts;
+          problem.x_on_left = x_on_left;
+          problem.dtype = types.dtype;
+          problem.out_dtype = types.out_dtype;
+          problems.push_back(problem);
         }
       }
     }

@@ -18,6 +18,16 @@
 //
 // At the end of each panel a stream that is more than kPackedDrift behind the longest one of its
 // piece is padded up to that, so that few rows of words serve a panel, whatever the pattern is.
+//
+// With cell 0 there are no cells and no masks, but gaps, for products with so few columns that they
+// need no fragments. A strip is 4 rows, and a piece one of `parts` ranges of its columns, as wide
+// as GapRangeColumns says. Lane l has of row l / 8 each eighth column of the range, from l % 8 on.
+// Each of its numbers has a gap, of 4 bits: how many of the lane's columns it is behind the one
+// before, or, the first one, behind the place in front of the range. Behind a gap of 15 a number
+// may be none, only to bridge a wider one; it is 0. With a gap of 0 there is none, as behind the
+// last one of a lane that has fewer than others. A step, a row of `values`, is 8 numbers of each
+// lane; its gaps are a word of each in `masks`, number e in bits 4 e. `panels` has one for each
+// piece. Numbers that are 0 count as none.
 #pragma once
 
 #include "cuda/activation.h"
@@ -31,6 +41,18 @@ constexpr int kPackedPanelPairs = kPackedPanelColumns / 4;  // of a lane, at mos
 constexpr int kPackedPanelMasks = 2;                        // of a lane, at most
 constexpr int kPackedDrift = 16;
 constexpr int kPackedRowBytes = 4 * kWarp;  // of words, one for each lane
+
+// Of matrices by gaps.
+constexpr int kGapStripRows = 4;
+constexpr int kGapLanes = kWarp / kGapStripRows;  // of a row
+constexpr int kGapNumbers = 8;                    // of a lane, of a step
+constexpr int kGapBits = 4;
+constexpr int kMostGap = 15;
+constexpr int kGapStepBytes = kWarp * (kGapNumbers * 2 + 4);  // numbers and gaps
+
+JAXSPARSE_INLINE int64_t GapRangeColumns(int64_t columns, int64_t parts) {
+  return CeilDivide(columns, kGapLanes * parts) * kGapLanes;
+}
 
 // What numbers are: kPlain ones of 16 bits what x is; others have 8 bits, of which a row of words
 // has twice as many, and a scale for each row of the matrix.
@@ -51,15 +73,15 @@ struct PackedProblem {
   Gpu gpu;
   int64_t m = 0, k = 0, n = 0;
   int64_t words = 0;  // rows of values
-  int cell = 1;
+  int cell = 1;       // 1 or 2, or 0 for gaps
   int64_t parts = 1;
   bool x_on_left = false;
   PackedNumbers numbers = PackedNumbers::kPlain;
   DType dtype = DType::kBFloat16;      // x, bias, and values if they are plain
   DType out_dtype = DType::kBFloat16;  // out
   Activation activation = Activation::kNone;
-  Array values;  // (words, lanes, numbers of a word)
-  Array masks;   // uint32 (pieces, steps, lanes)
+  Array values;  // (words, lanes, numbers of a word, or of a step)
+  Array masks;   // uint32 (pieces, steps, lanes); of gaps (words, lanes)
   Array starts;  // int32 (pieces + 1,): rows of values in front of each piece
   Array panels;  // int32 (pieces, panels, 2): rows of the piece that all of its streams are through
                  // with when a panel begins, and that are read when it ends
@@ -72,7 +94,7 @@ struct PackedProblem {
 };
 
 JAXSPARSE_INLINE int64_t PackedStrips(const PackedProblem& p) {
-  return CeilDivide(p.m, kPackedStripRows);
+  return CeilDivide(p.m, p.cell == 0 ? kGapStripRows : kPackedStripRows);
 }
 
 }  // namespace jaxsparse

@@ -68,7 +68,7 @@ int64_t WorkspaceBytes(const PackedProblem& p, bool) {
 
 bool Fits(const PackedProblem& p) {
   const PackedMmaConfig config = ConfigOf(p);
-  return config.warps > 0 && p.gpu.compute_capability >= 80 && FitsPacked(p) &&
+  return config.warps > 0 && p.gpu.compute_capability >= 80 && p.cell > 0 && FitsPacked(p) &&
          PackedWorkspaceBytes(p, config.TileRows(), config.columns) <= p.workspace.bytes;
 }
 

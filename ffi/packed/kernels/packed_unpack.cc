@@ -35,7 +35,7 @@ LaunchShape Shape(const PackedProblem& p) {
 
 bool Fits(const PackedProblem& p) {
   constexpr int64_t kMost = int64_t{1} << 30;
-  return p.gpu.compute_capability >= 80 && p.m < kMost && p.k < kMost &&
+  return p.cell > 0 && p.gpu.compute_capability >= 80 && p.m < kMost && p.k < kMost &&
          ConfigOf(p).SharedBytes() <= p.gpu.shared_bytes;
 }
 

@@ -23,4 +23,6 @@ struct PackedUnpackConfig {
   constexpr int SharedBytes() const { return BarriersAt() + warps * PackedBarriersBytes(bulk); }
 };
 
+constexpr int kUnpackGapsWarps = 4;  // of a block, where matrices are packed by gaps
+
 }  // namespace jaxsparse

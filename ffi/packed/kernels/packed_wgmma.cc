@@ -79,7 +79,7 @@ std::string Launch(const PackedProblem& p, const CudaLaunch& launch) {
 
 bool Fits(const PackedProblem& p) {
   const PackedWgmmaConfig config = ConfigOf(p);
-  return p.gpu.compute_capability == 90 && FitsPacked(p) &&
+  return p.gpu.compute_capability == 90 && p.cell > 0 && FitsPacked(p) &&
          p.parts <= kMostBlocksOfCluster * config.ranges &&
          config.SharedBytes() <= p.gpu.shared_bytes;
 }

@@ -5,7 +5,9 @@
 #include "cuda/preparation.h"
 #include "device/operands.h"
 #include "emulated/gpu.h"
+#include "packed/gaps.cc"
 #include "packed/layout.cc"
+#include "packed/pattern.cc"
 
 namespace jaxsparse {
 
@@ -86,6 +88,26 @@ class PackedTest {
       }
     }
   }
+  void Pack(int parts) {
+    const PackedPattern pattern{offsets_.data(), columns_.data(), order_.data(),
+                                size_.m,         size_.k,         int64_t(columns_.size())};
+    std::string error;
+    if (kConfig.cell == 0) {
+      PackedGaps packed;
+      error = PackGaps(pattern, parts, &packed);
+      streams_ = {packed.gaps, packed.starts, {}, packed.sources};
+      for (size_t i = 1; i < packed.starts.size(); ++i) {
+        streams_.panels.push_back(0);
+        streams_.panels.push_back(packed.starts[i] - packed.starts[i - 1]);
+      }
+    } else {
+      error = PackStreams(
+          pattern,
+          {.cell = kConfig.cell, .parts = parts, .numbers_of_word = NumbersOfWord(kNumbers)},
+          &streams_);
+    }
+    if (!error.empty()) Fail(error.c_str(), 0, 0, 0, 0);
+  }
   T& X(int64_t row, int64_t column) {
     return x_[kConfig.x_on_left ? column * size_.k + row : row * size_.n + column];
   }
@@ -106,13 +128,7 @@ class PackedTest {
       X(3, 0) = FromFloat<T>(NAN);
       X(size.k - 1, size.n - 1) = FromFloat<T>(-INFINITY);
     }
-    const std::string error = PackStreams({offsets_.data(), columns_.data(), order_.data(), size.m,
-                                           size.k, static_cast<int64_t>(columns_.size())},
-                                          {.cell = kConfig.cell,
-                                           .parts = options.parts * Kernel::kParts,
-                                           .numbers_of_word = NumbersOfWord(kNumbers)},
-                                          &streams_);
-    if (!error.empty()) Fail(error.c_str(), 0, 0, 0, 0);
+    Pack(options.parts * Kernel::kParts);
     for (const int32_t source : streams_.sources) {
       if constexpr (kPlain) values_.push_back(source < 0 ? T{} : plain_[source]);
       else code_values_.push_back(source < 0 ? uint8_t{0} : codes_[source]);
@@ -127,7 +143,8 @@ class PackedTest {
     p_.m = size.m;
     p_.k = size.k;
     p_.n = size.n;
-    p_.words = static_cast<int64_t>(streams_.sources.size()) / (NumbersOfWord(kNumbers) * kWarp);
+    const int numbers = kConfig.cell == 0 ? kGapNumbers : NumbersOfWord(kNumbers);
+    p_.words = static_cast<int64_t>(streams_.sources.size()) / (numbers * kWarp);
     p_.numbers = kNumbers;
     p_.cell = kConfig.cell;
     p_.parts = options.parts * Kernel::kParts;

@@ -64,12 +64,15 @@ void TestDamagedPatterns() {
       std::vector<int32_t>& spoilt = *arrays[generator() % 3];
       spoilt[generator() % spoilt.size()] = wild[generator() % 7];
     }
+    const PackedPattern pattern{offsets.data(), columns.data(),
+                                order.data(),   kRows,
+                                kColumns,       static_cast<int64_t>(columns.size())};
     PackedStreams streams;
+    PackedGaps gaps;
     PackedForm form{.cell = 1 + turn % 2, .parts = 1 + turn % 3};
     if (turn % 4 == 2) form.numbers_of_word = 4;
-    const std::string error = PackStreams({offsets.data(), columns.data(), order.data(), kRows,
-                                           kColumns, static_cast<int64_t>(columns.size())},
-                                          form, &streams);
+    const std::string error = PackStreams(pattern, form, &streams);
+    if (PackGaps(pattern, form.parts, &gaps) != error) Fail("pack_gaps", turn, 0, 0, 0);
     packed += error.empty();
   }
   if (packed < kTurns / 4 || packed > kTurns / 2) Fail("packed patterns", 0, 0, packed, kTurns / 3);

@@ -62,6 +62,9 @@ inline uint32_t PickBytes(uint32_t low, uint32_t high, uint32_t places) {
 inline void SetHighHalfIf(uint32_t condition, uint32_t half, uint32_t* word) {
   if (condition != 0) *word = (*word & 0xffff) | half << 16;
 }
+inline void AddProductUnlessZero(float a, float b, float* sum) {
+  if (a != 0) *sum = fmaf(a, b, *sum);
+}
 inline uint32_t AddProductsOfBytes(uint32_t a, uint32_t b, uint32_t c) {
   for (int shift = 0; shift < 32; shift += 8) c += (a >> shift & 0xff) * (b >> shift & 0xff);
   return c;

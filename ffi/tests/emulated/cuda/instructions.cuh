@@ -104,6 +104,11 @@ inline void Prefetch(const void* from) {
 }
 inline void PrefetchToL2(const void* from) { Prefetch(from); }
 
+template <typename P>
+P LoadOnce(const P* from) {
+  return *from;
+}
+
 // A thread that loads in this way or looks at a clock may poll: the others get a turn.
 inline uint32_t LoadRelaxed(const uint32_t* from) {
   emulated::Block::current->Yield();

@@ -1,0 +1,23 @@
+// Packs a pattern by gaps, as problem.h says of cells of 0, on the host.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "packed/pattern.h"
+
+namespace jaxsparse {
+
+struct PackedGaps {
+  std::vector<uint32_t> gaps;    // (steps, lanes)
+  std::vector<int32_t> starts;   // (pieces + 1): steps in front of each piece
+  std::vector<int32_t> sources;  // (steps, lanes, numbers of a step): the entry of each number; -1:
+                                 // none
+};
+
+// Returns why the pattern can't be packed in so many parts, or an empty string. Whatever its arrays
+// hold, nothing is read or written outside of them.
+std::string PackGaps(const PackedPattern& pattern, int parts, PackedGaps* packed);
+
+}  // namespace jaxsparse

@@ -1,0 +1,72 @@
+// The product by a matrix that is packed by gaps: its configuration, launch, fit and cost.
+#include "packed/kernels/packed_gaps.h"
+
+#include <algorithm>
+
+#include "nvrtc/expression.h"
+#include "packed/kernels/packed_launch.h"
+
+namespace jaxsparse {
+namespace {
+
+constexpr int kMostTeam = 8;
+
+int64_t Width(const PackedProblem& p) { return GapRangeColumns(p.k, p.parts); }
+
+// A team for all parts of a strip where shared memory has room for what they read of x; else a warp
+// takes one after another.
+PackedGapsConfig ConfigOf(const PackedProblem& p) {
+  PackedGapsConfig config;
+  while (config.columns < kMostGapColumns && config.columns < p.n) config.columns *= 2;
+  config.x_on_left = p.x_on_left;
+  if (p.parts <= kMostTeam) config.team = static_cast<int>(p.parts);
+  if (config.SharedBytes(Width(p)) > p.gpu.shared_bytes) config.team = 1;
+  return config;
+}
+
+KernelSource Source(const PackedProblem& p) {
+  const PackedGapsConfig config = ConfigOf(p);
+  return {"packed/kernels/packed_gaps.cu",
+          KernelExpression(
+              "PackedGaps",
+              {TypeName(p.dtype), TypeName(p.out_dtype),
+               ConfigExpression("PackedGapsConfig",
+                                {Field("columns", config.columns), Field("team", config.team),
+                                 Field("x_on_left", config.x_on_left)})})};
+}
+
+// As many teams as make all strips in the fewest rounds, each of all multiprocessors.
+LaunchShape Shape(const PackedProblem& p) {
+  constexpr int kLeastWarps = 4;  // that bring x
+  const PackedGapsConfig config = ConfigOf(p);
+  const int64_t strips = PackedStrips(p), most = config.kMostWarps / config.team;
+  const int64_t of_block = CeilDivide(strips, p.gpu.multiprocessors);
+  const int64_t least = CeilDivide(kLeastWarps, config.team);
+  const int64_t teams = std::max(CeilDivide(of_block, CeilDivide(of_block, most)), least);
+  const int64_t blocks = std::min<int64_t>(CeilDivide(strips, teams), p.gpu.multiprocessors);
+  return {blocks * CeilDivide(p.n, config.columns), static_cast<int>(teams * config.team) * kWarp,
+          static_cast<int>(config.SharedBytes(Width(p)))};
+}
+
+bool Fits(const PackedProblem& p) {
+  return p.cell == 0 && p.gpu.compute_capability >= 80 && FitsPacked(p) &&
+         ConfigOf(p).SharedBytes(Width(p)) <= p.gpu.shared_bytes;
+}
+
+// Predicted: what passes through memory, or instructions of numbers.
+double Cost(const PackedProblem& p) {
+  constexpr double kStart = 3.5, kBytes = 4.2e6, kSchedulers = 4;
+  const PackedGapsConfig config = ConfigOf(p);
+  const double numbers = static_cast<double>(p.words) * kGapNumbers;  // of a lane
+  const double instructions = 4.5 + 2.0 * config.columns;
+  const double issued = numbers * instructions / (kSchedulers * p.gpu.multiprocessors);
+  const double bytes = static_cast<double>(p.words) * kGapStepBytes / kBytes;
+  const auto tiles = static_cast<double>(CeilDivide(p.n, config.columns));
+  return kStart + tiles * std::max(bytes, issued / kClocksOfMicrosecond);
+}
+
+}  // namespace
+
+extern constinit const PackedVariant kPackedGaps{"packed_gaps", Fits, Cost, Source, Shape};
+
+}  // namespace jaxsparse

@@ -1,0 +1,284 @@
+// The product by a matrix that is packed by gaps (packed/problem.h), by multiply-adds in float32. A
+// warp has a piece: each lane walks over the numbers that it has of a row, and adds up what they
+// are times x, which lies in shared memory so that lanes read banks of their own. Numbers and gaps
+// come from memory to registers, some steps ahead. Eight lanes then add up their sums, and warps of
+// a team those of their ranges.
+//
+// Floors: 2.5 bytes of memory for each number, padding included; an issue slot for each of some 6
+// instructions a number with one column, and 20 with eight; a wavefront of shared memory for each
+// number and 4 bytes of a unit of x.
+#include "cuda/activation.cuh"
+#include "cuda/vector_access.cuh"
+#include "cuda/warpgroup.cuh"
+#include "packed/kernels/packed_gaps.h"
+
+namespace jaxsparse {
+
+// Where a step's numbers stand, and what they are.
+struct GapStep {
+  Words4 numbers;
+  uint32_t gaps;
+};
+
+// A piece's steps as they come from memory.
+class GapSteps {
+  const Words4* numbers_;  // the lane's, of the next step
+  const uint32_t* gaps_;
+  uint32_t left_;
+
+ public:
+  __device__ GapSteps(const PackedProblem& p, int64_t piece, bool exists) {
+    const int32_t* starts = static_cast<const int32_t*>(p.starts.data) + (exists ? piece : 0);
+    const uint32_t begin = RowBounds::Clamp(starts[0], p.words);
+    const uint32_t end = exists ? RowBounds::Clamp(starts[1], p.words) : begin;
+    const int64_t first = int64_t{begin} * kWarp + threadIdx.x % kWarp;
+    left_ = end > begin ? end - begin : 0;
+    numbers_ = static_cast<const Words4*>(p.values.data) + first;
+    gaps_ = static_cast<const uint32_t*>(p.masks.data) + first;
+  }
+  __device__ __forceinline__ bool Exists(uint32_t step) const { return step < left_; }
+  __device__ __forceinline__ void Load(int step, GapStep* to) const {
+    if (!Exists(step)) return;
+    to->numbers = LoadOnce(numbers_ + step * kWarp);
+    to->gaps = LoadOnce(gaps_ + step * kWarp);
+  }
+  // Behind so many steps, all of which exist.
+  __device__ __forceinline__ void Advance(int steps) {
+    numbers_ += steps * kWarp;
+    gaps_ += steps * kWarp;
+    left_ -= steps;
+  }
+};
+
+// A unit of x: so many columns' numbers of one row.
+template <typename T, int kColumns>
+struct GapUnit {
+  float numbers[kColumns];
+
+  __device__ __forceinline__ explicit GapUnit(uint32_t address) {
+    if constexpr (kColumns == 1) {
+      numbers[0] = SharedAt<const float>(address);
+    } else {
+      uint32_t words[kColumns / 2];
+      LoadShared(address, words);
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) numbers[i] = NumberOfHalf(T(), words[i / 2], i % 2);
+    }
+  }
+};
+
+// The lane's sums of a piece: numbers times x.
+template <typename T, PackedGapsConfig kConfig>
+class GapSums {
+  static constexpr int kColumns = kConfig.columns, kAhead = kConfig.Ahead();
+  uint32_t last_;  // the last row of x, behind which no step begins
+
+  __device__ __forceinline__ void Add(const GapStep& step, uint32_t& at) {
+    const uint32_t words[] = {step.numbers.x, step.numbers.y, step.numbers.z, step.numbers.w};
+    const uint32_t even = step.gaps & 0x0f0f0f0fu, odd = step.gaps >> kGapBits & 0x0f0f0f0fu;
+    static_assert(kConfig.kRowBytes < 256 && 2 * kGapBits == 8);
+    at = at < last_ ? at : last_;
+#pragma unroll
+    for (int e = 0; e < kGapNumbers; ++e) {
+      const uint32_t row = static_cast<uint32_t>(kConfig.kRowBytes) << 8 * (e / 2);
+      at = AddProductsOfBytes(e % 2 == 0 ? even : odd, row, at);
+      const GapUnit<T, kColumns> x(at);
+      const float number = NumberOfHalf(T(), words[e / 2], e % 2);
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) AddProductUnlessZero(number, x.numbers[i], &sums[i]);
+    }
+  }
+
+ public:
+  float sums[kColumns] = {};
+
+  // `before`: the row in front of the piece's first one, for the lane; `last`: that of x. `ahead`:
+  // the first steps.
+  __device__ __forceinline__ void AddPiece(GapSteps steps, GapStep (&ahead)[kAhead],
+                                           uint32_t before, uint32_t last) {
+    uint32_t at = before;
+    last_ = last;
+#pragma unroll 1
+    for (;; steps.Advance(kAhead)) {
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        if (!steps.Exists(i)) return;
+        Add(ahead[i], at);
+        steps.Load(i + kAhead, &ahead[i]);
+      }
+    }
+  }
+};
+
+// Rows of x on their way to shared memory. All warps of a block bring them, each thread one of so
+// many; some are loaded before there is room for them.
+template <typename T, PackedGapsConfig kConfig>
+class GapX {
+  static constexpr int kColumns = kConfig.columns, kAtOnce = 16 / kColumns;
+  static constexpr bool kVectors = kColumns > 1 && !kConfig.x_on_left;
+  static constexpr int kUnit = kConfig.UnitBytes(), kCopies = kConfig.Copies();
+  using Unit = Vector<T, kColumns>;
+  const T* from_;  // the next row to load
+  int64_t apart_, columns_apart_;
+  int columns_, next_, end_;  // that x has from there on; rows
+  bool wide_;
+  Unit units_[kAtOnce];
+
+  __device__ __forceinline__ Unit Load() {
+    Unit unit = {};
+    if (next_ < end_) {
+      if (kVectors && wide_) {
+        unit = *reinterpret_cast<const Unit*>(from_);
+      } else {
+#pragma unroll
+        for (int i = 0; i < kColumns; ++i) {
+          if (i < columns_) unit.elements[i] = from_[i * columns_apart_];
+        }
+      }
+    }
+    next_ += blockDim.x;
+    from_ += apart_;
+    return unit;
+  }
+  // Lanes of different rows begin with different copies, which are in different banks.
+  __device__ __forceinline__ static void Store(uint32_t row, uint32_t first_copy,
+                                               const Unit& unit) {
+#pragma unroll
+    for (uint32_t i = 0; i < kCopies; ++i) {
+      const uint32_t address = row + (first_copy + i) % kCopies * (kGapLanes * kUnit);
+      if constexpr (kColumns == 1) {
+        StoreShared(address, ToAccumulator(unit.elements[0]));
+      } else {
+        SharedAt<Unit>(address) = unit;
+      }
+    }
+  }
+
+ public:
+  // Begins with rows of x, from one on.
+  __device__ __forceinline__ GapX(const PackedProblem& p, int first_row, int first_column)
+      : columns_(static_cast<int>(p.n) - first_column),
+        next_(threadIdx.x),
+        end_(static_cast<int>(p.k) - first_row) {
+    const int64_t pitch = kConfig.x_on_left ? 1 : p.n;
+    columns_apart_ = kConfig.x_on_left ? p.k : 1;
+    from_ = static_cast<const T*>(p.x.data) + (int64_t{first_row} + next_) * pitch +
+            first_column * columns_apart_;
+    apart_ = pitch * blockDim.x;
+    wide_ = p.n % kColumns == 0 && IsAligned<Unit>(p.x.data);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) units_[i] = Load();
+  }
+  // So many rows in all, those behind the end of x as zeros.
+  __device__ __forceinline__ void Store(uint32_t to, int rows) {
+    const uint32_t thread = threadIdx.x, place = thread / kGapLanes;
+    const uint32_t apart = blockDim.x / kGapLanes * kConfig.kRowBytes;
+    to += place * kConfig.kRowBytes + thread % kGapLanes * kUnit;
+    const auto threads = static_cast<int>(blockDim.x);
+#pragma unroll 1
+    for (auto row = static_cast<int>(thread); row < rows;) {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (row < rows) Store(to, place % kCopies, units_[i]);
+        row += threads;
+        to += apart;
+      }
+      if (row >= rows) break;
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) units_[i] = Load();
+    }
+  }
+};
+
+// Adds up what the eight lanes of a row have of each column: lane i % kColumns receives column i.
+template <int kColumns>
+__device__ __forceinline__ float SumOfRow(float (&sums)[kColumns]) {
+  float sum = ExchangeSums(sums);
+#pragma unroll
+  for (int distance = kColumns; distance < kGapLanes; distance *= 2) {
+    sum += __shfl_xor_sync(kAllLanes, sum, distance);
+  }
+  return sum;
+}
+
+// Writes a strip's sums, of a row and a column in each lane.
+template <typename T, typename Out, PackedGapsConfig kConfig>
+__device__ __forceinline__ void WriteRow(const PackedProblem& p, int strip, int first_column,
+                                         float sum) {
+  const int lane = threadIdx.x % kWarp;
+  const int64_t place = int64_t{strip} * kGapStripRows + lane / kGapLanes;
+  const int64_t column = first_column + lane % kGapLanes;
+  if (place >= p.m || lane % kGapLanes >= kConfig.columns || column >= p.n) return;
+  const int64_t row = Within(static_cast<const int32_t*>(p.rows.data)[place], p.m);
+  if (p.bias.data != nullptr) sum += ToAccumulator(static_cast<const T*>(p.bias.data)[row]);
+  FromAccumulator(Activate(p.activation, sum),
+                  static_cast<Out*>(p.out.data) +
+                      (kConfig.x_on_left ? column * p.m + row : row * p.n + column));
+}
+
+// A block has some teams, each of which makes a strip of the tile of columns at once, then the next
+// one. If there are more parts than warps of a team, x comes anew for each of them.
+template <typename T, typename Out, PackedGapsConfig kConfig>
+__global__ void __launch_bounds__(kConfig.kMostWarps* kWarp, 1)
+    PackedGaps(const __grid_constant__ PackedProblem p) {
+  constexpr int kColumns = kConfig.columns, kTeam = kConfig.team, kAhead = kConfig.Ahead();
+  constexpr int kTeamBarriers = kAllThreads + 1;
+  extern __shared__ __align__(128) unsigned char packed_gaps[];
+  const int warp = WarpOfBlock(), lane = threadIdx.x % kWarp;
+  const int team = warp / kTeam, range = warp % kTeam;
+  const int teams = static_cast<int>(blockDim.x) / (kTeam * kWarp);
+  const auto across = static_cast<uint32_t>(CeilDivide(p.n, kColumns));
+  const int first_column = static_cast<int>(blockIdx.x % across) * kColumns;
+  const int blocks = static_cast<int>(gridDim.x / across);
+  const auto strips = static_cast<int>(PackedStrips(p));
+  const int width = static_cast<int>(GapRangeColumns(p.k, p.parts)), rows = kTeam * width;
+  const int rounds = static_cast<int>(p.parts) / kTeam;
+  const uint32_t shared = AddressOfShared(packed_gaps), x = shared + kConfig.kXAt;
+  const uint32_t own = lane % (kConfig.kRowBytes / kConfig.UnitBytes()) * kConfig.UnitBytes();
+  const uint32_t before = x - kConfig.kRowBytes + range * width / kGapLanes * kConfig.kRowBytes;
+  const uint32_t last = x + kConfig.XBytes(width) - kConfig.kRowBytes;
+  const uint32_t space = shared + kConfig.SumsAt(width) + warp * kWarp * 4;
+  if (warp == 0) StoreShared(shared + lane * 4, 0.0f);
+
+  bool is_first = true;
+#pragma unroll 1
+  for (int first = static_cast<int>(blockIdx.x / across) * teams; first < strips;
+       first += blocks * teams) {
+    const int strip = first + team;
+    GapSums<T, kConfig> sums;
+#pragma unroll 1
+    for (int round = 0; round < rounds; ++round) {
+      const int64_t piece = int64_t{strip} * p.parts + round * kTeam + range;
+      GapStep ahead[kAhead];
+      const GapSteps steps(p, piece, strip < strips);
+      if (rounds > 1 || is_first) {
+        GapX<T, kConfig> of_x(p, round * rows, first_column);
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) steps.Load(i, &ahead[i]);
+        if (!is_first) __syncthreads();  // all have read what was there
+        of_x.Store(x, rows);
+        __syncthreads();
+        is_first = false;
+      } else {
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) steps.Load(i, &ahead[i]);
+      }
+      sums.AddPiece(steps, ahead, before + own, last + own);
+    }
+    float sum = SumOfRow(sums.sums);
+    if constexpr (kTeam > 1) {
+      StoreShared(space + lane * 4, sum);
+      WaitAt<kTeam * kWarp>(kTeamBarriers + team);
+      if (range == 0) {
+#pragma unroll
+        for (int i = 1; i < kTeam; ++i) {
+          sum += SharedAt<const float>(space + (i * kWarp + lane) * 4);
+        }
+      }
+      WaitAt<kTeam * kWarp>(kTeamBarriers + team);
+    }
+    if (range == 0 && strip < strips) WriteRow<T, Out, kConfig>(p, strip, first_column, sum);
+  }
+}
+
+}  // namespace jaxsparse

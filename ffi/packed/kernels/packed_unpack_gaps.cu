@@ -1,0 +1,97 @@
+// Writes a matrix that is packed by gaps (packed/problem.h) out, zeros in place. A warp has a
+// piece: lanes put their numbers in rows of a panel in shared memory, from where whole rows are
+// written.
+//
+// Floor: the matrix passes through memory once, packed and written out.
+#include "cuda/vector_access.cuh"
+#include "packed/kernels/packed_unpack.h"
+
+namespace jaxsparse {
+
+// A lane's numbers, one after another.
+template <typename T>
+class GapNumbers {
+  const T* numbers_;
+  const uint32_t* gaps_;
+  uint32_t next_, end_;  // numbers
+
+ public:
+  uint32_t place = ~uint32_t{0};  // of the number, in front of the range at first
+  T number = {};
+
+  __device__ GapNumbers(const PackedProblem& p, int64_t piece)
+      : numbers_(static_cast<const T*>(p.values.data)),
+        gaps_(static_cast<const uint32_t*>(p.masks.data)) {
+    const int32_t* starts = static_cast<const int32_t*>(p.starts.data) + piece;
+    next_ = RowBounds::Clamp(starts[0], p.words) * kGapNumbers;
+    end_ = RowBounds::Clamp(starts[1], p.words) * kGapNumbers;
+  }
+  // Goes to the next one; false if there is none.
+  __device__ __forceinline__ bool Advance() {
+    if (next_ >= end_) return false;
+    const int64_t step = int64_t{next_ / kGapNumbers} * kWarp + threadIdx.x % kWarp;
+    const uint32_t e = next_++ % kGapNumbers;
+    const uint32_t gap = gaps_[step] >> kGapBits * e & kMostGap;
+    place += gap;
+    number = numbers_[step * kGapNumbers + e];
+    return gap > 0;
+  }
+};
+
+template <typename T>
+__global__ void __launch_bounds__(kUnpackGapsWarps* kWarp)
+    PackedUnpackGaps(const __grid_constant__ PackedProblem p) {
+  constexpr int kWarps = kUnpackGapsWarps, kPanel = 1024, kVector = 8;
+  constexpr int kPitch = kPanel + kVector;  // lanes of other rows have other banks
+  __shared__ __align__(16) uint16_t panels[kWarps][kGapStripRows][kPitch];
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int64_t piece = static_cast<int64_t>(blockIdx.x) * kWarps + warp;
+  if (piece >= PackedStrips(p) * p.parts) return;
+  const int64_t width = GapRangeColumns(p.k, p.parts), first_column = piece % p.parts * width;
+  uint16_t (&panel)[kGapStripRows][kPitch] = panels[warp];
+  const bool wide = p.k % kVector == 0 && IsAligned<Words4>(p.out.data);
+  GapNumbers<T> numbers(p, piece);
+  bool more = numbers.Advance();
+#pragma unroll 1
+  for (int64_t first = 0; first < width; first += kPanel) {
+    const Words4 zeros = {};
+#pragma unroll
+    for (int r = 0; r < kGapStripRows; ++r) {
+#pragma unroll 1
+      for (int c = lane * kVector; c < kPanel; c += kWarp * kVector) {
+        *reinterpret_cast<Words4*>(&panel[r][c]) = zeros;
+      }
+    }
+    __syncwarp();
+#pragma unroll 1
+    while (more && numbers.place < (first + kPanel) / kGapLanes) {
+      const auto column = static_cast<uint32_t>(numbers.place * kGapLanes + lane % kGapLanes);
+      panel[lane / kGapLanes][column - first] = numbers.number.bits;
+      more = numbers.Advance();
+    }
+    __syncwarp();
+#pragma unroll 1
+    for (int r = 0; r < kGapStripRows; ++r) {
+      const int64_t place = piece / p.parts * kGapStripRows + r;
+      if (place >= p.m) break;
+      const int64_t row = Within(static_cast<const int32_t*>(p.rows.data)[place], p.m);
+#pragma unroll 1
+      for (int c = lane * kVector; c < kPanel; c += kWarp * kVector) {
+        const int64_t column = first_column + first + c;
+        if (first + c >= width || column >= p.k) break;
+        uint16_t* out = static_cast<uint16_t*>(p.out.data) + row * p.k + column;
+        if (wide) {
+          *reinterpret_cast<Words4*>(out) = *reinterpret_cast<const Words4*>(&panel[r][c]);
+          continue;
+        }
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) {
+          if (column + e < p.k) out[e] = panel[r][c + e];
+        }
+      }
+    }
+    __syncwarp();
+  }
+}
+
+}  // namespace jaxsparse

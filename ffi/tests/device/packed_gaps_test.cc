@@ -1,0 +1,66 @@
+// Products by matrices that are packed by gaps, on an emulated GPU, and these written out.
+#include "packed/kernels/packed_gaps.cu"
+
+#include "device/packed_operands.h"
+#include "packed/kernels/packed_unpack_gaps.cu"
+
+namespace jaxsparse {
+
+alignas(128) unsigned char packed_gaps[232448];
+
+namespace {
+
+// What tests know of a configuration.
+struct Form {
+  bool x_on_left;
+  static constexpr PackedNumbers numbers = PackedNumbers::kPlain;
+  static constexpr int cell = 0;
+};
+
+// Of so many parts times options' ones, by so many teams in a block.
+template <typename T, typename Out, PackedGapsConfig kGaps, int kTeams, int kBlocks>
+struct Gaps {
+  static constexpr Form kConfig{kGaps.x_on_left};
+  static constexpr int kParts = kGaps.team;
+
+  static void Run(PackedProblem p, bool backwards) {
+    const int64_t bytes = kGaps.SharedBytes(GapRangeColumns(p.k, p.parts));
+    if (bytes > static_cast<int64_t>(sizeof(packed_gaps))) Fail("shared memory", 0, 0, 0, 0);
+    std::memset(packed_gaps, rubbish, sizeof(packed_gaps));
+    if (kGaps.team > 1 && p.parts > kGaps.team) return RunInTurns(p, backwards);
+    const auto blocks = kBlocks * static_cast<int>(CeilDivide(p.n, kGaps.columns));
+    emulated::Launch(
+        blocks, kTeams * kGaps.team * kWarp, [&] { PackedGaps<T, Out, kGaps>(p); }, backwards);
+  }
+
+  // A warp takes all parts of a strip.
+  static void RunInTurns(const PackedProblem& p, bool backwards) {
+    constexpr PackedGapsConfig kInTurns{.columns = kGaps.columns, .x_on_left = kGaps.x_on_left};
+    const auto blocks = kBlocks * static_cast<int>(CeilDivide(p.n, kGaps.columns));
+    emulated::Launch(blocks, kTeams * kWarp, [&] { PackedGaps<T, Out, kInTurns>(p); }, backwards);
+  }
+
+  static void Unpack(const PackedProblem& p) {
+    const auto blocks = static_cast<int>(CeilDivide(PackedStrips(p) * p.parts, kUnpackGapsWarps));
+    emulated::Launch(blocks, kUnpackGapsWarps * kWarp, [&] { PackedUnpackGaps<T>(p); });
+  }
+};
+
+template <typename T, typename Out, PackedGapsConfig kGaps, int kTeams, int kBlocks>
+void TestGaps() {
+  TestSizes<T, Out, Gaps<T, Out, kGaps, kTeams, kBlocks>>();
+}
+
+}  // namespace
+}  // namespace jaxsparse
+
+int main() {
+  using namespace jaxsparse;
+  rubbish = 0x47;
+  TestGaps<bfloat16, bfloat16, {.columns = 1}, 4, 3>();
+  TestGaps<bfloat16, float, {.columns = 8, .team = 2}, 2, 5>();
+  TestGaps<float16, float16, {.columns = 4, .x_on_left = true}, 5, 2>();
+  TestGaps<float16, float, {.columns = 2, .team = 4, .x_on_left = true}, 1, 4>();
+  TestGaps<bfloat16, bfloat16, {.columns = 8, .x_on_left = true}, 3, 1>();
+  std::puts("all results agree");
+}
