@@ -72,7 +72,7 @@ nb::tuple PackByGaps(Indices row_offsets, Indices column_indices, Indices row_or
                      int64_t columns, int parts) {
   const PackedPattern pattern = PatternOf(row_offsets, column_indices, row_order, columns);
   CheckParts(parts, columns, kGapLanes);
-  PackedGaps packed;
+  GapArrays packed;
   std::string error;
   {
     const nb::gil_scoped_release released;

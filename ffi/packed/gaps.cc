@@ -9,8 +9,6 @@
 namespace jaxsparse {
 namespace {
 
-constexpr int32_t kNone = -1;
-
 // What a lane has of one piece: gaps, and the entries behind them.
 class LaneOfGaps {
   int64_t at_ = -1;  // the place of the last number
@@ -21,7 +19,7 @@ class LaneOfGaps {
   void Append(int64_t place, int32_t entry) {
     for (; place - at_ > kMostGap; at_ += kMostGap) {
       gaps_.push_back(kMostGap);
-      entries_.push_back(kNone);
+      entries_.push_back(kNoEntry);
     }
     gaps_.push_back(static_cast<int32_t>(place - at_));
     entries_.push_back(entry);
@@ -29,7 +27,7 @@ class LaneOfGaps {
   }
   size_t size() const { return gaps_.size(); }
   int32_t GapOf(size_t number) const { return number < size() ? gaps_[number] : 0; }
-  int32_t EntryOf(size_t number) const { return number < size() ? entries_[number] : kNone; }
+  int32_t EntryOf(size_t number) const { return number < size() ? entries_[number] : kNoEntry; }
 };
 
 using Lanes = std::array<LaneOfGaps, kWarp>;
@@ -51,7 +49,7 @@ Lanes LanesOf(const PackedPattern& pattern, const std::vector<Entries>& rows,
 
 }  // namespace
 
-std::string PackGaps(const PackedPattern& pattern, int parts, PackedGaps* packed) {
+std::string PackGaps(const PackedPattern& pattern, int parts, GapArrays* packed) {
   if (std::string damage = DamageOf(pattern); !damage.empty()) return damage;
   *packed = {};
   packed->starts.push_back(0);

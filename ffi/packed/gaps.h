@@ -9,7 +9,7 @@
 
 namespace jaxsparse {
 
-struct PackedGaps {
+struct GapArrays {
   std::vector<uint32_t> gaps;    // (steps, lanes)
   std::vector<int32_t> starts;   // (pieces + 1): steps in front of each piece
   std::vector<int32_t> sources;  // (steps, lanes, numbers of a step): the entry of each number; -1:
@@ -18,6 +18,6 @@ struct PackedGaps {
 
 // Returns why the pattern can't be packed in so many parts, or an empty string. Whatever its arrays
 // hold, nothing is read or written outside of them.
-std::string PackGaps(const PackedPattern& pattern, int parts, PackedGaps* packed);
+std::string PackGaps(const PackedPattern& pattern, int parts, GapArrays* packed);
 
 }  // namespace jaxsparse

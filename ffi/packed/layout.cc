@@ -9,7 +9,6 @@
 namespace jaxsparse {
 namespace {
 
-constexpr int kNone = -1;
 constexpr int kGroupsOfPanel = kPackedPanelColumns / 8;
 
 // The entries at a strip's places of one panel.
@@ -20,7 +19,7 @@ class PanelPlaces {
   // Takes entries from each row's cursor on.
   PanelPlaces(const PackedPattern& pattern, const std::vector<Entries>& rows,
               std::vector<size_t>& cursors, int64_t first_column) {
-    for (auto& row : entries_) row.fill(kNone);
+    for (auto& row : entries_) row.fill(kNoEntry);
     for (size_t r = 0; r < rows.size(); ++r) {
       for (size_t& at = cursors[r]; at < rows[r].size(); ++at) {
         const int64_t column = pattern.column_indices[rows[r][at]] - first_column;
@@ -54,7 +53,7 @@ class Piece {
       : cell_(form.cell),
         streams_(form.numbers_of_word),
         ends_(NumbersOfRow()),
-        sources_(panels * kPackedPanelPairs * NumbersOfRow(), kNone) {}
+        sources_(panels * kPackedPanelPairs * NumbersOfRow(), kNoEntry) {}
 
   int64_t NumbersOfRow() const { return streams_ * kWarp; }
   int64_t Longest() const { return *std::max_element(ends_.begin(), ends_.end()); }
@@ -69,12 +68,12 @@ class Piece {
         const int h = g % groups;
         for (int j = 0; j < 2; ++j) {
           const int32_t* pair = places.Pair(lane, g, j);
-          if (cell_ == 2 && (pair[0] != kNone || pair[1] != kNone)) {
+          if (cell_ == 2 && (pair[0] != kNoEntry || pair[1] != kNoEntry)) {
             mask |= uint32_t{1} << (8 * (2 * (h % 2) + j) + h / 2);
             AppendPair(lane, pair);
           }
           for (int e = 0; e < 2 && cell_ == 1; ++e) {
-            if (pair[e] == kNone) continue;
+            if (pair[e] == kNoEntry) continue;
             mask |= uint32_t{1} << (8 * (2 * j + e) + h);
             Append(lane, streams_ == 4 ? 2 * j + e : e, pair[e]);
           }

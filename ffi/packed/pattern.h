@@ -20,6 +20,7 @@ struct PackedPattern {
 std::string DamageOf(const PackedPattern& pattern);
 
 using Entries = std::vector<int32_t>;
+constexpr int32_t kNoEntry = -1;  // of a number that none has
 
 // The entries of a row of a pattern without damage, by rising columns; empty, and an error, if a
 // column stands there twice.

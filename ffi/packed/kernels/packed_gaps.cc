@@ -40,10 +40,11 @@ LaunchShape Shape(const PackedProblem& p) {
   constexpr int kLeastWarps = 4;  // that bring x
   const PackedGapsConfig config = ConfigOf(p);
   const int64_t strips = PackedStrips(p), most = config.kMostWarps / config.team;
-  const int64_t of_block = CeilDivide(strips, p.gpu.multiprocessors);
+  const int64_t multiprocessors = std::max(p.gpu.multiprocessors, 1);
+  const int64_t of_block = std::max<int64_t>(CeilDivide(strips, multiprocessors), 1);
   const int64_t least = CeilDivide(kLeastWarps, config.team);
   const int64_t teams = std::max(CeilDivide(of_block, CeilDivide(of_block, most)), least);
-  const int64_t blocks = std::min<int64_t>(CeilDivide(strips, teams), p.gpu.multiprocessors);
+  const int64_t blocks = std::min(CeilDivide(strips, teams), multiprocessors);
   return {blocks * CeilDivide(p.n, config.columns), static_cast<int>(teams * config.team) * kWarp,
           static_cast<int>(config.SharedBytes(Width(p)))};
 }

@@ -67,8 +67,9 @@ int64_t WorkspaceBytes(const PackedProblem& p, bool) {
 }
 
 bool Fits(const PackedProblem& p) {
+  if (p.cell == 0 || !FitsPacked(p)) return false;
   const PackedMmaConfig config = ConfigOf(p);
-  return config.warps > 0 && p.gpu.compute_capability >= 80 && p.cell > 0 && FitsPacked(p) &&
+  return config.warps > 0 && p.gpu.compute_capability >= 80 &&
          PackedWorkspaceBytes(p, config.TileRows(), config.columns) <= p.workspace.bytes;
 }
 

@@ -23,6 +23,12 @@ struct PackedUnpackConfig {
   constexpr int SharedBytes() const { return BarriersAt() + warps * PackedBarriersBytes(bulk); }
 };
 
-constexpr int kUnpackGapsWarps = 4;  // of a block, where matrices are packed by gaps
+// Of matrices packed by gaps: warps of a block, each of which has a panel of so many columns of its
+// strip in shared memory, and behind each row so many bytes that lanes of others have other banks.
+struct UnpackGapsConfig {
+  static constexpr int kWarps = 4, kPanelColumns = 1024, kLineBytes = 2 * kPanelColumns + 16;
+  static constexpr int kPanelBytes = kGapStripRows * kLineBytes;
+  static constexpr int kSharedBytes = kWarps * kPanelBytes;
+};
 
 }  // namespace jaxsparse

@@ -12,7 +12,8 @@ KernelSource Source(const PackedProblem& p) {
 }
 
 LaunchShape Shape(const PackedProblem& p) {
-  return {CeilDivide(PackedStrips(p) * p.parts, kUnpackGapsWarps), kUnpackGapsWarps * kWarp};
+  return {CeilDivide(PackedStrips(p) * p.parts, UnpackGapsConfig::kWarps),
+          UnpackGapsConfig::kWarps * kWarp, UnpackGapsConfig::kSharedBytes};
 }
 
 bool Fits(const PackedProblem& p) {

@@ -39,54 +39,53 @@ class GapNumbers {
 };
 
 template <typename T>
-__global__ void __launch_bounds__(kUnpackGapsWarps* kWarp)
+__global__ void __launch_bounds__(UnpackGapsConfig::kWarps* kWarp)
     PackedUnpackGaps(const __grid_constant__ PackedProblem p) {
-  constexpr int kWarps = kUnpackGapsWarps, kPanel = 1024, kVector = 8;
-  constexpr int kPitch = kPanel + kVector;  // lanes of other rows have other banks
-  __shared__ __align__(16) uint16_t panels[kWarps][kGapStripRows][kPitch];
+  using Config = UnpackGapsConfig;
+  constexpr int kPanel = Config::kPanelColumns, kLine = Config::kLineBytes, kVector = 8;
+  extern __shared__ __align__(16) unsigned char unpack_gaps_panels[];
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int64_t piece = static_cast<int64_t>(blockIdx.x) * kWarps + warp;
+  const int64_t piece = static_cast<int64_t>(blockIdx.x) * Config::kWarps + warp;
   if (piece >= PackedStrips(p) * p.parts) return;
   const int64_t width = GapRangeColumns(p.k, p.parts), first_column = piece % p.parts * width;
-  uint16_t (&panel)[kGapStripRows][kPitch] = panels[warp];
+  const uint32_t panel = AddressOfShared(unpack_gaps_panels) + warp * Config::kPanelBytes;
+  const uint32_t own = panel + lane / kGapLanes * kLine + lane % kGapLanes * 2;
   const bool wide = p.k % kVector == 0 && IsAligned<Words4>(p.out.data);
   GapNumbers<T> numbers(p, piece);
   bool more = numbers.Advance();
 #pragma unroll 1
   for (int64_t first = 0; first < width; first += kPanel) {
-    const Words4 zeros = {};
-#pragma unroll
-    for (int r = 0; r < kGapStripRows; ++r) {
 #pragma unroll 1
-      for (int c = lane * kVector; c < kPanel; c += kWarp * kVector) {
-        *reinterpret_cast<Words4*>(&panel[r][c]) = zeros;
-      }
+    for (int at = lane * 16; at < Config::kPanelBytes; at += kWarp * 16) {
+      StoreShared(panel + at, Words4{});
     }
     __syncwarp();
+    const auto place = static_cast<uint32_t>(first / kGapLanes);
 #pragma unroll 1
-    while (more && numbers.place < (first + kPanel) / kGapLanes) {
-      const auto column = static_cast<uint32_t>(numbers.place * kGapLanes + lane % kGapLanes);
-      panel[lane / kGapLanes][column - first] = numbers.number.bits;
+    while (more && numbers.place < place + kPanel / kGapLanes) {
+      SharedAt<uint16_t>(own + (numbers.place - place) * kGapLanes * 2) = numbers.number.bits;
       more = numbers.Advance();
     }
     __syncwarp();
 #pragma unroll 1
     for (int r = 0; r < kGapStripRows; ++r) {
-      const int64_t place = piece / p.parts * kGapStripRows + r;
-      if (place >= p.m) break;
-      const int64_t row = Within(static_cast<const int32_t*>(p.rows.data)[place], p.m);
+      const int64_t place_of_row = piece / p.parts * kGapStripRows + r;
+      if (place_of_row >= p.m) break;
+      const int64_t row = Within(static_cast<const int32_t*>(p.rows.data)[place_of_row], p.m);
 #pragma unroll 1
       for (int c = lane * kVector; c < kPanel; c += kWarp * kVector) {
         const int64_t column = first_column + first + c;
         if (first + c >= width || column >= p.k) break;
+        uint32_t words[4];
+        LoadShared(panel + r * kLine + c * 2, words);
         uint16_t* out = static_cast<uint16_t*>(p.out.data) + row * p.k + column;
         if (wide) {
-          *reinterpret_cast<Words4*>(out) = *reinterpret_cast<const Words4*>(&panel[r][c]);
+          *reinterpret_cast<Words4*>(out) = {words[0], words[1], words[2], words[3]};
           continue;
         }
 #pragma unroll
         for (int e = 0; e < kVector; ++e) {
-          if (column + e < p.k) out[e] = panel[r][c + e];
+          if (column + e < p.k) out[e] = static_cast<uint16_t>(words[e / 2] >> 16 * (e % 2));
         }
       }
     }

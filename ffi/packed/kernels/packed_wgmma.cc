@@ -78,9 +78,9 @@ std::string Launch(const PackedProblem& p, const CudaLaunch& launch) {
 }
 
 bool Fits(const PackedProblem& p) {
+  if (p.cell == 0 || !FitsPacked(p)) return false;
   const PackedWgmmaConfig config = ConfigOf(p);
-  return p.gpu.compute_capability == 90 && p.cell > 0 && FitsPacked(p) &&
-         p.parts <= kMostBlocksOfCluster * config.ranges &&
+  return p.gpu.compute_capability == 90 && p.parts <= kMostBlocksOfCluster * config.ranges &&
          config.SharedBytes() <= p.gpu.shared_bytes;
 }
 

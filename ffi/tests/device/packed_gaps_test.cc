@@ -6,7 +6,7 @@
 
 namespace jaxsparse {
 
-alignas(128) unsigned char packed_gaps[232448];
+alignas(128) unsigned char packed_gaps[232448], unpack_gaps_panels[UnpackGapsConfig::kSharedBytes];
 
 namespace {
 
@@ -41,8 +41,10 @@ struct Gaps {
   }
 
   static void Unpack(const PackedProblem& p) {
-    const auto blocks = static_cast<int>(CeilDivide(PackedStrips(p) * p.parts, kUnpackGapsWarps));
-    emulated::Launch(blocks, kUnpackGapsWarps * kWarp, [&] { PackedUnpackGaps<T>(p); });
+    std::memset(unpack_gaps_panels, rubbish, sizeof(unpack_gaps_panels));
+    const auto blocks =
+        static_cast<int>(CeilDivide(PackedStrips(p) * p.parts, UnpackGapsConfig::kWarps));
+    emulated::Launch(blocks, UnpackGapsConfig::kWarps * kWarp, [&] { PackedUnpackGaps<T>(p); });
   }
 };
 

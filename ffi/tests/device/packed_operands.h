@@ -93,7 +93,7 @@ class PackedTest {
                                 size_.m,         size_.k,         int64_t(columns_.size())};
     std::string error;
     if (kConfig.cell == 0) {
-      PackedGaps packed;
+      GapArrays packed;
       error = PackGaps(pattern, parts, &packed);
       streams_ = {packed.gaps, packed.starts, {}, packed.sources};
       for (size_t i = 1; i < packed.starts.size(); ++i) {

@@ -68,7 +68,7 @@ void TestDamagedPatterns() {
                                 order.data(),   kRows,
                                 kColumns,       static_cast<int64_t>(columns.size())};
     PackedStreams streams;
-    PackedGaps gaps;
+    GapArrays gaps;
     PackedForm form{.cell = 1 + turn % 2, .parts = 1 + turn % 3};
     if (turn % 4 == 2) form.numbers_of_word = 4;
     const std::string error = PackStreams(pattern, form, &streams);
