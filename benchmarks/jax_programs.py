@@ -141,10 +141,11 @@ def packed_spmm(
 ) -> Program:
     """`spmm` of a `Packed`, or `linear` of x that has a column of it in each row.
 
+    It is packed for as many columns as x has.
     ``weights`` is the matrix's dtype, if it is not x's.
     """
     x, topology = problem.operands(), problem.topology()
-    packed = CSR(jnp.asarray(x["values"]), topology).pack(weights or dtype)
+    packed = CSR(jnp.asarray(x["values"]), topology).pack(weights or dtype, columns=problem.n)
     multiply = functools.partial(linear if x_on_left else spmm, **options)
     return program_of(
         (lambda x, packed: multiply(x, packed)) if x_on_left else (lambda x, a: multiply(a, x)),

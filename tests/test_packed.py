@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,8 +49,9 @@ PATTERNS = {name: lambda make=make: make()[0] for name, make in EDGE_CASES.items
 PATTERNS |= {"striped": lambda: striped(33, 1500, 512)}
 
 
-def parts_that_fit(topology, parts):
-    return min(parts, max(-(-topology.shape[1] // 128), 1))
+def parts_that_fit(topology, parts, cell=1):
+    least, most = range_of_parts(topology.shape[1], cell)
+    return min(max(parts, least), most)
 
 
 @pytest.mark.parametrize("cell, parts", FORMS)
@@ -56,7 +59,7 @@ def test_every_place(cell, parts):
     """The numbers that lanes read from their streams stand where they should."""
     for name, make in PATTERNS.items():
         a = random_matrix(make())
-        packed = a.pack(cell=cell, parts=parts_that_fit(a.topology, parts))
+        packed = a.pack(cell=cell, parts=parts_that_fit(a.topology, parts, cell))
         expected = to_dense(a.values, a.topology)
         np.testing.assert_array_equal(packed_matrix(packed), expected, err_msg=name)
 
@@ -65,18 +68,16 @@ def test_gaps_are_those_of_the_format():
     """Each gap, step and source, against a packer that goes over the lanes one by one."""
     for number, (name, make) in enumerate(PATTERNS.items()):
         topology = make()
-        parts = parts_that_fit(topology, 1 + number % 3)
+        parts = parts_that_fit(topology, 1 + number % 3, 0)
         packed = random_matrix(topology).pack(cell=0, parts=parts, repackable=True)
         offsets, columns = (np.asarray(x) for x in topology.concrete_arrays("test"))
         k = topology.shape[1]
         gaps, starts, sources = pack_gaps(offsets, columns, packed.rows, columns=k, parts=parts)
-        sources = np.where(sources < 0, topology.nse, sources)
-        for got, expected in (
-            (packed.masks, gaps),
-            (packed.starts, starts),
-            (packed.sources, sources),
+        expected = gaps, starts, np.where(sources < 0, topology.nse, sources)
+        for got, wanted in zip(
+            (packed.masks, packed.starts, packed.sources), expected, strict=True
         ):
-            np.testing.assert_array_equal(np.ravel(got), expected, err_msg=name)
+            np.testing.assert_array_equal(np.ravel(got), wanted, err_msg=name)
 
 
 @pytest.mark.parametrize("number, name", [*enumerate(PATTERNS)])
@@ -84,7 +85,7 @@ def test_written_out(number, name):
     topology = PATTERNS[name]()
     a = random_matrix(topology)
     cell, parts = FORMS[number % len(FORMS)]
-    packed = a.pack(cell=cell, parts=parts_that_fit(topology, parts), trainable=True)
+    packed = a.pack(cell=cell, parts=parts_that_fit(topology, parts, cell), trainable=True)
     expected = to_dense(a.values, topology)
     np.testing.assert_array_equal(np.asarray(packed.todense(), np.float64), expected)
     stored = np.asarray(packed.stored())
@@ -140,7 +141,7 @@ def test_form_for_the_columns_of_x():
         assert cells == sorted(cells) or 0 not in cells[cells.index(0) + cells.count(0) :]
         lengths = np.diff(topology.row_offsets)[np.asarray(topology.pattern.row_order)]
         entries = a.pack(cell=0).values.size
-        assert entries_of_gaps(lengths, 4096) == pytest.approx(entries, rel=0.1)
+        assert entries_of_gaps(lengths, 4096) == pytest.approx(entries, rel=0.2)
         assert a.pack(jnp.int8, columns=1).cell == 1
     places = 8192 * 8192
     of_gaps = microseconds_of_gaps(np.full(8192, 2458), 8192, 1)
@@ -334,7 +335,7 @@ def test_errors():
         a.pack(cell=3)
     with pytest.raises(ValueError, match="parts must be None or 1 to 1 for 53 columns, got 2"):
         a.pack(parts=2)
-    with pytest.raises(ValueError, match="columns must be None or a positive number .*, got 0"):
+    with pytest.raises(ValueError, match=r"columns must be None or a positive .*, got 0"):
         a.pack(columns=0)
     with pytest.raises(ValueError, match="cell must be 1 for int8, got 0"):
         a.pack(jnp.int8, cell=0)
@@ -363,23 +364,26 @@ def test_errors():
         ("columns", None, -1, "columns must be from 0"),
         ("cell", None, 3, "cell must be 1 or 2"),
         ("parts", None, 0, "parts must be at least 1"),
-        ("parts", None, 2**30, "of a panel of columns each"),
+        ("parts", None, 2**30, r"of \d+ columns each"),
     ],
 )
-def test_damaged_pattern(name, place, number, message):
+@pytest.mark.parametrize("by_gaps", [False, True])
+def test_damaged_pattern(name, place, number, message, by_gaps):
     """The packer writes nothing out of bounds: it says what is wrong."""
     arguments = {
         "row_offsets": np.arange(0, 21 * 5, 5, dtype=np.int32),
         "column_indices": np.tile(np.arange(5, dtype=np.int32) * 60, 20),
         "row_order": np.arange(20, dtype=np.int32),
         "columns": 300,
-        "cell": 1,
         "parts": 1,
     }
-    assert len(_ffi.pack_streams(**arguments)) == 4
+    pack = _ffi.pack_gaps if by_gaps else functools.partial(_ffi.pack_streams, cell=1)
+    assert len(pack(**arguments)) == (3 if by_gaps else 4)
+    if by_gaps and name == "cell":
+        return
     if place is None:
         arguments[name] = number
     else:
         arguments[name][place] = number
     with pytest.raises(ValueError, match=message):
-        _ffi.pack_streams(**arguments)
+        pack(**arguments)

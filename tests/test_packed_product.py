@@ -29,7 +29,22 @@ PRODUCTS = [
     ("no_rows", 3, 1, 1, "bfloat16", False, {}),
     ("no_columns", 3, 1, 1, "bfloat16", True, {}),
     ("padding", 0, 1, 1, "bfloat16", False, {}),
+    ("odd", 1, 0, 1, "bfloat16", False, {}),
+    ("98_percent", 1, 0, 4, "float16", True, {"activation": "gelu"}),
+    ("uneven", 2, 0, 3, "float16", False, {"activation": "relu"}),
+    ("striped", 3, 0, 2, "bfloat16", True, {"preferred_element_type": jnp.float32}),
+    ("many_columns", 4, 0, 9, "bfloat16", False, {}),
+    ("90_percent", 8, 0, 2, "bfloat16", False, {"preferred_element_type": jnp.float32}),
+    ("70_percent", 21, 0, 1, "float16", True, {}),
+    ("full", 40, 0, 1, "bfloat16", False, {}),
+    ("nothing_stored", 1, 0, 1, "bfloat16", False, {"activation": "gelu"}),
+    ("no_columns", 2, 0, 1, "bfloat16", True, {}),
 ]
+
+
+def packs(variant, cell):
+    """Whether a variant takes matrices with such cells."""
+    return variant is None or (variant == "packed_gaps") == (cell == 0)
 
 
 def random_x(k, n, dtype=jnp.bfloat16, seed=1):
@@ -47,9 +62,11 @@ def compiled(packed, x, bias, left, implementation, variant, activation, wide):
 @pytest.mark.parametrize("implementation, variant", IMPLEMENTATIONS)
 @pytest.mark.parametrize("name, n, cell, parts, dtype, left, options", PRODUCTS)
 def test_product(name, n, cell, parts, dtype, left, options, implementation, variant):
+    if not packs(variant, cell):
+        pytest.skip("of other matrices")
     topology = PATTERNS[name]()
     a = random_matrix(topology, dtype=DTYPES[dtype])
-    packed = a.pack(cell=cell, parts=parts_that_fit(topology, parts))
+    packed = a.pack(cell=cell, parts=parts_that_fit(topology, parts, cell))
     x = random_x(topology.shape[1], n, DTYPES[dtype])
     rng = np.random.default_rng(2)
     bias = jnp.asarray(rng.standard_normal(topology.shape[0]), DTYPES[dtype])
@@ -67,8 +84,10 @@ def test_product(name, n, cell, parts, dtype, left, options, implementation, var
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("implementation, variant", IMPLEMENTATIONS)
-@pytest.mark.parametrize("cell", [1, 2])
+@pytest.mark.parametrize("cell", [0, 1, 2])
 def test_bad_numbers_stay_where_they_belong(implementation, variant, cell, bad):
+    if not packs(variant, cell):
+        pytest.skip("of other matrices")
     topology = PATTERNS["70_percent"]()
     a = random_matrix(topology)
     x = random_x(topology.shape[1], 4).at[7, 2].set(bad)
@@ -81,10 +100,14 @@ def test_bad_numbers_stay_where_they_belong(implementation, variant, cell, bad):
     assert_close(y, reference(a.values, topology, x), jnp.bfloat16, np.full(y.shape, 40.0))
 
 
-def test_products_of_all_ranks():
+@pytest.mark.parametrize("cell", [0, 1])
+def test_products_of_all_ranks(cell):
     topology = PATTERNS["odd"]()
     m, k = topology.shape
-    a, dense = (packed := random_matrix(topology).pack()), packed.todense().astype(jnp.float32)
+    a, dense = (
+        (packed := random_matrix(topology).pack(cell=cell)),
+        packed.todense().astype(jnp.float32),
+    )
     x = random_x(k, 6)
 
     def check(y, expected):
@@ -110,7 +133,7 @@ def test_products_of_all_ranks():
 
 
 @pytest.mark.parametrize("left", [False, True])
-@pytest.mark.parametrize("cell", [1, 2])
+@pytest.mark.parametrize("cell", [0, 1, 2])
 def test_derivatives(cell, left):
     """Of every order, in the values, x and the bias: those of the dense product."""
     topology = PATTERNS["odd"]()
@@ -155,13 +178,13 @@ def test_derivatives(cell, left):
             np.testing.assert_allclose(np.asarray(actual, np.float32), wanted, atol=limit)
 
 
-@pytest.mark.parametrize("left", [False, True])
-def test_gradient_of_numbers(left):
+@pytest.mark.parametrize("cell, left", [(2, False), (2, True), (0, False)])
+def test_gradient_of_numbers(cell, left):
     """Of a trainable matrix at its entries alone, so that what was pruned stays 0."""
     topology = PATTERNS["odd"]()
     a, (m, k) = random_matrix(topology), topology.shape
     x, ct = random_x(k, 3), random_x(m, 3, jnp.float32, seed=5)
-    packed = a.pack(cell=2, trainable=True)
+    packed = a.pack(cell=cell, trainable=True)
 
     def loss(packed):
         options = {"preferred_element_type": jnp.float32}
@@ -178,6 +201,25 @@ def test_gradient_of_numbers(left):
         np.asarray(gradient, np.float32)[stored], expected, rtol=0.02, atol=0.02
     )
     assert "sddmm" in str(jax.make_jaxpr(jax.grad(loss, allow_int=True))(packed))
+
+
+def test_gradient_of_numbers_of_one_that_is_not_trainable():
+    """That of the dense matrix, wherever a number stands, one that shortens a gap as well."""
+    topology, ct = PATTERNS["98_percent"](), random_x(50, 2, jnp.float32, seed=5)
+    x = random_x(topology.shape[1], 2)
+    packed = random_matrix(topology).pack(cell=0, parts=2)
+
+    def loss(packed, product):
+        return jnp.sum(ct * product(packed).astype(jnp.float32))
+
+    by_product, by_dense = (
+        jax.grad(functools.partial(loss, product=product), allow_int=True)(packed).values
+        for product in (lambda packed: packed @ x, lambda packed: packed.todense() @ x)
+    )
+    np.testing.assert_allclose(
+        *(np.asarray(z, np.float32) for z in (by_product, by_dense)), rtol=0.02, atol=0.02
+    )
+    assert np.count_nonzero(by_product) > topology.nnz
 
 
 def test_gradient_of_x_where_something_is_not_finite():
@@ -218,8 +260,16 @@ def test_parts_agree():
 def test_explained():
     half = np.random.default_rng(0).random((1024, 2048)) < 0.5
     packed = random_matrix(Topology.from_mask(half)).pack()
-    for n, variant in (1, "packed_wgmma"), (16, "packed_wgmma"), (200, None):
-        (call,) = explain(lambda x: packed @ x, jnp.ones((2048, n), jnp.bfloat16), device=H200)
+    by_gaps = random_matrix(Topology.from_mask(half)).pack(cell=0)
+    for a, n, variant in (
+        (packed, 1, "packed_wgmma"),
+        (packed, 16, "packed_wgmma"),
+        (packed, 200, None),
+        (by_gaps, 1, "packed_gaps"),
+        (by_gaps, 16, "packed_gaps"),
+        (by_gaps, 40, None),
+    ):
+        call = explain(lambda x, a=a: a @ x, jnp.ones((2048, n), jnp.bfloat16), device=H200)[0]
         assert call.variant == variant and call.shape == (1024, 2048)
         assert "packed matrix" in str(call)
     (call,) = explain(lambda x: packed @ x, jnp.ones((2048, 8), jnp.bfloat16), device=H200)

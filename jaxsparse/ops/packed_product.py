@@ -168,6 +168,9 @@ def _dense_on_gpu(*operands: jax.Array, **params: Any) -> list[jax.Array]:
     return results
 
 
+_TOO_WIDE = Fallback("its parts are too wide for the shared memory of this GPU")
+
+
 def _ffi(
     params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice
 ) -> FfiCall | Fallback:
@@ -197,6 +200,7 @@ def _ffi(
         },
         workspace=None,
         swapped=("x", "out") if swap else (),
+        fallback=_TOO_WIDE if params["cell"] == 0 else None,
     )
 
 
