@@ -138,8 +138,9 @@ def entries_of_gaps(lengths: np.ndarray, k: int) -> float:
     """About how many entries a pattern takes, those that shorten gaps and padding included.
 
     Were the columns of each row random, a lane would have 15 places without an entry with
-    probability (1 - d)^15 for rows of density d; its count would be binomial, and the longest of
-    32 lanes 2.1 standard deviations longer than the mean. Half a step is what rounding adds.
+    probability (1 - d)^15 for rows of density d, as often as there is room; its count would be
+    binomial, and the longest of 32 lanes 2.1 standard deviations longer than the mean. Rounding
+    adds half a step.
     """
     parts = _parts_of_gaps(len(lengths), k)
     rows = np.zeros(-(-len(lengths) // packed_gaps.STRIP_ROWS) * packed_gaps.STRIP_ROWS)
@@ -147,7 +148,8 @@ def entries_of_gaps(lengths: np.ndarray, k: int) -> float:
     longest = rows.reshape(-1, packed_gaps.STRIP_ROWS).max(1, initial=0)  # of each strip
     density = np.clip(longest / max(k, 1), 1e-6, 1)
     long_gap = (1 - density) ** packed_gaps.LARGEST_GAP
-    of_lane = longest / (8 * parts)
-    entries = of_lane * (1 + long_gap / (1 - long_gap))
+    of_lane, places = longest / (8 * parts), k / (8 * parts)
+    bridges = np.minimum(of_lane * long_gap / (1 - long_gap), places / packed_gaps.LARGEST_GAP)
     padding = 2.1 * np.sqrt(of_lane * (1 - density)) + packed_gaps.STEP / 2
-    return float(LANES * parts * np.sum((entries + padding)[longest > 0]))
+    of_piece = LANES * (of_lane + bridges + padding)
+    return float(parts * np.sum(of_piece[longest > 0]))

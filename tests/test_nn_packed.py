@@ -14,14 +14,16 @@ from jaxsparse.nn import PackedArray, PackedLinear, SparseLinear
 from jaxsparse.ops.packed_places import taken
 
 
-def layers(**options):
+def layers(cell=None, **options):
     sparse = SparseLinear(300, 70, sparsity=0.6, dtype=jnp.bfloat16, rngs=nnx.Rngs(0), **options)
     if sparse.bias is not None:
         sparse.bias[...] = jnp.linspace(-1, 1, 70)
-    return sparse, PackedLinear.from_sparse(sparse)
+    return sparse, PackedLinear.from_sparse(sparse, cell=cell)
 
 
-@pytest.mark.parametrize("options", [{}, {"use_bias": False, "activation": "gelu"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"use_bias": False, "activation": "gelu"}, {"cell": 0, "activation": "relu"}]
+)
 def test_results_are_those_of_sparse_linear(options):
     sparse, packed = layers(**options)
     x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 3, 300)), jnp.bfloat16)
@@ -51,9 +53,10 @@ def test_state():
     again.weight.verify()
 
 
-def test_restored_to_an_abstract_layer(tmp_path):
+@pytest.mark.parametrize("cell", [0, 1])
+def test_restored_to_an_abstract_layer(cell, tmp_path):
     ocp = pytest.importorskip("orbax.checkpoint")
-    _, packed = layers()
+    _, packed = layers(cell)
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "state", nnx.state(packed))
     graphdef, target = nnx.split(nnx.eval_shape(lambda: nnx.clone(packed)))
@@ -81,7 +84,8 @@ def test_state_of_another_layer():
         packed(x)
 
 
-def test_saved_and_loaded(tmp_path):
+@pytest.mark.parametrize("cell", [0, 1])
+def test_saved_and_loaded(cell, tmp_path):
     def make_model(width=70):
         rngs = nnx.Rngs(0)
         return nnx.List(
@@ -93,7 +97,7 @@ def test_saved_and_loaded(tmp_path):
         )
 
     model = make_model()
-    model[0] = layers()[1]
+    model[0] = layers(cell)[1]
     model[1] = SparseLinear.from_dense(model[1], sparsity=0.5)
     pruning.save(tmp_path / "model", model)
     sparse = make_model()
@@ -137,9 +141,10 @@ def test_export():
         np.testing.assert_allclose(got, expected, rtol=rounding, atol=rounding)
 
 
-def test_gradients():
+@pytest.mark.parametrize("cell", [0, 1])
+def test_gradients(cell):
     """Of the inputs and the bias; weights are frozen."""
-    sparse, packed = layers()
+    sparse, packed = layers(cell)
     x = jnp.asarray(np.random.default_rng(1).standard_normal((4, 300)), jnp.bfloat16)
 
     def loss(layer, x):
@@ -155,7 +160,7 @@ def test_gradients():
     )
 
 
-@pytest.mark.parametrize("cell", [1, 2])
+@pytest.mark.parametrize("cell", [0, 1, 2])
 def test_trained(cell, tmp_path):
     """As the sparse layer would be; what was pruned stays 0, also with momentum and decay."""
     sparse, _ = layers()
@@ -270,12 +275,12 @@ def pruned(dtype):
 
 
 def measured(monkeypatch, *microseconds):
-    """What layers take: dense, sparse and packed."""
+    """What layers take: dense, sparse, packed in cells and by gaps; those by gaps 9 by default."""
 
     def measure(programs, **_):
         return [
             timing.Timing(us, (us, us), (us, us), us, None, "wall", 1, 1)
-            for us in microseconds[: len(programs)]
+            for us in (*microseconds, 9)[: len(programs)]
         ]
 
     monkeypatch.setattr(timing, "measure_in_turns", measure)
@@ -295,20 +300,25 @@ SLOWER, NOT_CLEARLY = "it would be slower", "it would not be clearly faster"
         ((1, 3, 0.98), "dense", NOT_CLEARLY, None),
         # Neither is clearly faster than the other, but packed ones are than dense ones.
         ((3, 2.9, 2.8), "packed", None, None),
+        ((3, 2, 1.5, 1), "packed by gaps", None, None),
+        ((3, 1, 2.5, 2), "sparse", None, SLOWER),
     ],
 )
 def test_sparsify_keeps_the_fastest(microseconds, now, kept_dense, not_packed, monkeypatch):
     measured(monkeypatch, *microseconds)
     model, x = pruned(jnp.bfloat16), jnp.ones((2, 300), jnp.bfloat16)
     result, table = pruning.sparsify(model, x, packed=True)
-    expected = {"packed": PackedLinear, "sparse": SparseLinear, "dense": nnx.Linear}[now]
-    assert type(result) is expected
+    expected = {"packed": PackedLinear, "sparse": SparseLinear, "dense": nnx.Linear}
+    assert type(result) is expected[now.partition(" ")[0]]
     (row,) = table.rows
-    assert row["packed"] == (now == "packed")
+    assert row["packed"] == now.startswith("packed")
+    assert row["packed_form"] == ("gaps" if len(microseconds) == 4 else "cells")
+    if row["packed"]:
+        assert (result.weight.cell == 0) == (row["packed_form"] == "gaps")
     assert (row["kept_dense"], row["not_packed"]) == (kept_dense, not_packed)
     said = f"dense: {kept_dense}" if kept_dense else now
     assert str(table).endswith(f"{said}; not packed: {not_packed}" if not_packed else said)
-    assert row["packed_seconds"] == pytest.approx(1e-6 * microseconds[2])
+    assert row["packed_seconds"] == pytest.approx(1e-6 * min(microseconds[2:]))
     assert row["packed_bytes"] < row["sparse_bytes"] and "us packed" in str(table)
     np.testing.assert_allclose(*(np.asarray(m(x), np.float32) for m in (result, model)), atol=0.03)
 
@@ -329,7 +339,7 @@ def test_sparsify_takes_the_rows_that_it_is_shown(monkeypatch):
 
     def measure(programs, **_):
         rows = [jax.tree.leaves(program.operands()[1])[0].shape[0] for program in programs]
-        figures = (3, 2, 1) if rows[0] < 100 else (1, 2, 3)
+        figures = (3, 2, 1, 4) if rows[0] < 100 else (1, 2, 3)
         return [timing.Timing(us, (us, us), (us, us), us, None, "wall", 1, 1) for us in figures]
 
     monkeypatch.setattr(timing, "measure_in_turns", measure)

@@ -134,14 +134,14 @@ def test_form_for_the_columns_of_x():
     """Gaps for a few columns of matrices that are sparse enough; the estimate of their entries."""
     rng = np.random.default_rng(0)
     for density in 0.5, 0.2, 0.05, 0.01:
-        topology = Topology.from_mask(rng.random((512, 4096)) < density)
+        topology = Topology.from_mask(rng.random((2048, 4096)) < density)
         a = random_matrix(topology)
         cells = [a.pack(columns=n).cell for n in (1, 2, 4, 8, 9, 64)]
         assert cells[-1] == cells[-2] == a.pack().cell != 0
-        assert cells == sorted(cells) or 0 not in cells[cells.index(0) + cells.count(0) :]
+        assert cells == sorted(cells)  # none is of gaps for more columns where it is not for fewer
         lengths = np.diff(topology.row_offsets)[np.asarray(topology.pattern.row_order)]
         entries = a.pack(cell=0).values.size
-        assert entries_of_gaps(lengths, 4096) == pytest.approx(entries, rel=0.2)
+        assert entries_of_gaps(lengths, 4096) == pytest.approx(entries, rel=0.15)
         assert a.pack(jnp.int8, columns=1).cell == 1
     places = 8192 * 8192
     of_gaps = microseconds_of_gaps(np.full(8192, 2458), 8192, 1)

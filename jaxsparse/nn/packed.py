@@ -101,7 +101,13 @@ class PackedLinear(nnx.Module):
 
     @classmethod
     def from_sparse(
-        cls, layer: SparseLinear, *, dtype: Any = None, trainable: bool = False
+        cls,
+        layer: SparseLinear,
+        *,
+        dtype: Any = None,
+        cell: int | None = None,
+        columns: int | None = None,
+        trainable: bool = False,
     ) -> PackedLinear:
         """Packs the weights of a `SparseLinear`, which is left as it is.
 
@@ -111,6 +117,8 @@ class PackedLinear(nnx.Module):
             dtype: of the weights, bfloat16, float16, int8 or float8_e4m3fn, as in `CSR.pack`: by
                 default that in which the layer computes. Those of 8 bits are multiplied by inputs
                 in the layer's ``dtype`` if that has 16 bits, else in bfloat16.
+            cell: how places of weights are told, as in `CSR.pack`: 0 for up to 8 rows of inputs.
+            columns: how many rows inputs will mostly have, for which ``cell`` is then chosen.
             trainable: whether the weights have gradients, and are parameters.
 
         Raises:
@@ -121,7 +129,8 @@ class PackedLinear(nnx.Module):
         check_call("PackedLinear.from_sparse: layer must be a SparseLinear", layer, SparseLinear)
         a: CSR = layer.weight
         wanted = layer.preferred_element_type
-        weight = a.pack(layer.dtype if dtype is None else dtype, trainable=trainable)
+        options: dict[str, Any] = {"cell": cell, "columns": columns, "trainable": trainable}
+        weight = a.pack(layer.dtype if dtype is None else dtype, **options)
         own = None if layer.dtype is None else jnp.dtype(layer.dtype)
         return cls(
             weight,

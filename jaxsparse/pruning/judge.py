@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -43,13 +44,14 @@ def judge(
     reason = next((text for text, holds in reasons if holds), None)
     sparse = kind.to_sparse(layer) if reason is None else None
     before = after = after_packing = note = None
-    packed_layer = not_packed = None
+    packed_layers: Mapping[str, nnx.Module] = {}
+    packed_form = packed_layer = not_packed = None
     if packed and sparse is not None:
         asked = {} if dtype is None else {"dtype": dtype}
         made: Any = "it can't be timed"
         if not batched:
-            made = kind.to_packed(sparse, *_dtypes_of(calls), **asked)
-        packed_layer, not_packed = (None, made) if isinstance(made, str) else (made, None)
+            made = kind.to_packed(sparse, *_inputs_of(calls), **asked)
+        packed_layers, not_packed = ({}, made) if isinstance(made, str) else (made, None)
     if batched:
         # The shapes are those of one example, not of the batch that will run.
         note = "not timed: it runs under jax.vmap" if sparse is not None else None
@@ -57,8 +59,12 @@ def judge(
         if sparse is not None and kind.prepare is not None:
             args, options = calls[0].arguments()
             note = kind.prepare(sparse, *args, **options)
-        forms = [form for form in (layer, sparse, packed_layer) if form is not None]
-        before, after, after_packing, *_ = [*times_of(forms, calls, seconds), None, None]
+        forms = [form for form in (layer, sparse, *packed_layers.values()) if form is not None]
+        before, after, *others = [*times_of(forms, calls, seconds), None]
+        of_packed: dict[str, Any] = dict(zip(packed_layers, others, strict=False))
+        if of_packed:
+            packed_form = min(of_packed, key=lambda form: of_packed[form].seconds)
+            packed_layer, after_packing = packed_layers[packed_form], of_packed[packed_form]
     is_packed = after_packing is not None and _wins(after_packing, after, before, faster_only)
     twin, fastest = (packed_layer, after_packing) if is_packed else (sparse, after)
     if faster_only and before is not None and fastest is not None:
@@ -80,15 +86,16 @@ def judge(
         packed_bytes=None if packed_layer is None else size_of(packed_layer),
         packed_seconds=None if after_packing is None else after_packing.seconds,
         packed=is_packed and reason is None,
+        packed_form=packed_form,
         not_packed=not_packed,
     )
     return report, twin if reason is None else None
 
 
-def _dtypes_of(calls: list[Call]) -> list[Any]:
-    """Those of the inputs: a layer without a dtype of its own computes in the widest."""
+def _inputs_of(calls: list[Call]) -> list[Any]:
+    """Those that are not integers: a layer without a dtype of its own computes in the widest."""
     arrays = [leaf for call in calls for leaf in call.leaves if hasattr(leaf, "dtype")]
-    return [x.dtype for x in arrays if jnp.issubdtype(x.dtype, jnp.inexact)]
+    return [x for x in arrays if jnp.issubdtype(x.dtype, jnp.inexact)]
 
 
 def _wins(packed: Time, sparse: Time, dense: Time, faster_only: bool) -> bool:

@@ -38,9 +38,10 @@ class Kind:
         to_dense: sparse layer -> a dense one with a copy of its weights.
         prepare: (sparse layer, arguments of a call) makes it ready for such calls, in place; it
             returns a remark for the table, or None. None if there is nothing to do.
-        to_packed: (sparse layer, dtypes of its inputs) -> one whose weights are packed for few
-            columns, or why they can't be, because they would be rounded more than the layer does
-            for instance. With ``dtype=``, if weights of one are asked for.
+        to_packed: (sparse layer, its inputs) -> layers whose weights are packed for few columns, by
+            the names of their forms, "cells" and "gaps", or why they can't be, because they would
+            be rounded more than the layer does for instance. Inputs have shapes and dtypes. With
+            ``dtype=``, if weights of one are asked for.
         packed: the type of such a layer, which ``to_dense`` takes too; None if it is that of
             ``sparse``, or there is none.
         has: layer, dense or sparse -> whether it is of this kind; others of its type are as layers
@@ -53,7 +54,9 @@ class Kind:
     to_sparse: Callable[[Any], nnx.Module]
     to_dense: Callable[[Any], nnx.Module]
     prepare: Callable[..., str | None] | None = None
-    to_packed: Callable[..., nnx.Module | str] = lambda *_, **__: "its type has no packed form"
+    to_packed: Callable[..., Mapping[str, nnx.Module] | str] = lambda *_, **__: (
+        "its type has no packed form"
+    )
     packed: type[nnx.Module] | None = None
     has: Callable[[Any], bool] = lambda layer: True
 

@@ -11,6 +11,7 @@ from flax import nnx
 
 from jaxsparse.nn import PackedLinear, SparseConv1x1, SparseLinear
 from jaxsparse.nn.linear import LINEAR_OPTIONS, check_call, obstacle_of_options
+from jaxsparse.packed_form import MOST_COLUMNS_OF_GAPS
 
 
 class SparseLinearGeneral(nnx.Module):
@@ -121,36 +122,49 @@ def obstacle_of_linear_general(layer: nnx.LinearGeneral) -> str | None:
 
 def packed_linear(
     layer: SparseLinear | PackedLinear, *inputs: Any, dtype: Any = None
-) -> PackedLinear | str:
-    """The layer with packed weights, or why it has none: nothing must be rounded by that.
+) -> dict[str, PackedLinear] | str:
+    """The layer with packed weights in each form that may be fastest, or why it has none.
+
+    Nothing must be rounded by that.
 
     Args:
         layer: the layer.
-        inputs: dtypes of what it is called with.
+        inputs: what it is called with: their shapes and dtypes. Where none has more than 8 rows,
+            "gaps" are a form beside "cells".
         dtype: of the weights, if that is asked for: only to 8 bits are they rounded.
     """
     if isinstance(layer, PackedLinear):
-        return layer
+        return {"gaps" if layer.cell == 0 else "cells": layer}
     own = layer.dtype
     if own is None:
-        own = jnp.result_type(layer.values[...].dtype, *inputs)
+        own = jnp.result_type(layer.values[...].dtype, *(x.dtype for x in inputs))
     own = jnp.dtype(own)
     if own.itemsize != 2:
         return f"it computes in {own}, and packed weights have 16 bits"
     dtype = own if dtype is None else jnp.dtype(dtype)
     if dtype.itemsize == 2 and dtype != own:
         return f"it computes in {own}, not in {dtype}"
-    return PackedLinear.from_sparse(layer, dtype=dtype)
+    rows = [math.prod(x.shape) // layer.in_features for x in inputs]
+    forms: dict[str, int | None] = {"cells": None}
+    if dtype.itemsize == 2 and max(rows, default=0) <= MOST_COLUMNS_OF_GAPS:
+        forms["gaps"] = 0
+    return {
+        form: PackedLinear.from_sparse(layer, dtype=dtype, cell=cell)
+        for form, cell in forms.items()
+    }
 
 
 def packed_linear_general(
     layer: SparseLinearGeneral, *inputs: Any, dtype: Any = None
-) -> SparseLinearGeneral | str:
+) -> dict[str, SparseLinearGeneral] | str:
     """The same of a linear layer of several dimensions."""
-    linear = packed_linear(layer.linear, *inputs, dtype=dtype)
-    if isinstance(linear, str):
-        return linear
-    return SparseLinearGeneral(linear, layer.in_features, layer.out_features, axis=layer.axis)
+    found = packed_linear(layer.linear, *inputs, dtype=dtype)
+    if isinstance(found, str):
+        return found
+    sizes = layer.in_features, layer.out_features
+    return {
+        form: SparseLinearGeneral(linear, *sizes, axis=layer.axis) for form, linear in found.items()
+    }
 
 
 def dense_linear(layer: SparseLinear | PackedLinear) -> nnx.Linear:

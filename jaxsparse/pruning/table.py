@@ -23,9 +23,11 @@ class LayerReport:
         dense_seconds, sparse_seconds: the time on this device of all calls in a run of the model.
         kept_dense: why it was left dense, or None.
         note: what else is to be known of the times, or None.
-        packed_bytes, packed_seconds: the same with packed weights, if that was asked for.
+        packed_bytes, packed_seconds: the same with packed weights, if that was asked for, in the
+            faster form.
         packed: whether it has them now.
         not_packed: why it has none although that was asked for, if ``kept_dense`` does not say so.
+        packed_form: the faster form of packed weights, "cells" or "gaps", if they were tried.
     """
 
     path: str
@@ -43,6 +45,7 @@ class LayerReport:
     packed_seconds: float | None = None
     packed: bool = False
     not_packed: str | None = None
+    packed_form: str | None = None
 
 
 def imbalance(matrix: np.ndarray) -> float:
@@ -68,7 +71,8 @@ def _share(value: float | None) -> str:
 
 
 def _now(row: LayerReport) -> str:
-    sparse = "packed" if row.packed else "sparse"
+    packed = "packed by gaps" if row.packed_form == "gaps" else "packed"
+    sparse = packed if row.packed else "sparse"
     now = sparse if row.kept_dense is None else f"dense: {row.kept_dense}"
     if row.not_packed is not None:
         now = f"{now}; not packed: {row.not_packed}"
@@ -117,9 +121,11 @@ class SparsityTable:
         ``dense_seconds``, ``sparse_seconds`` (of all calls in a run of the model), ``kept_dense``
         (why it was left dense, or None) and ``note``: what else is to be known of the times, why a
         layer could not be laid out for the GPU for instance, or None. ``packed_bytes`` and
-        ``packed_seconds`` are those with packed weights, ``packed`` is whether the layer has them
-        now, and ``not_packed`` says why it has none although they were asked for: because
-        something else was faster, or they could not be tried. What was not measured is None.
+        ``packed_seconds`` are those with packed weights in the faster form. That is
+        ``packed_form``: "cells", or "gaps" (``cell=0`` of `jaxsparse.CSR.pack`). ``packed`` is
+        whether the layer has them now, and ``not_packed`` says why it has none although they were
+        asked for: because something else was faster, or they could not be tried. What was not
+        measured is None.
         """
         return [asdict(report) for report in self._reports]
 
