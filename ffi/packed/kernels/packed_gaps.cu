@@ -11,6 +11,7 @@
 #include "cuda/vector_access.cuh"
 #include "cuda/warpgroup.cuh"
 #include "packed/kernels/packed_gaps.h"
+#include "packed/kernels/packed_gaps_x.cuh"
 
 namespace jaxsparse {
 
@@ -110,86 +111,6 @@ class GapSums {
   }
 };
 
-// Rows of x on their way to shared memory. All warps of a block bring them, each thread one of so
-// many; some are loaded before there is room for them.
-template <typename T, PackedGapsConfig kConfig>
-class GapX {
-  static constexpr int kColumns = kConfig.columns, kAtOnce = 16 / kColumns;
-  static constexpr bool kVectors = kColumns > 1 && !kConfig.x_on_left;
-  static constexpr int kUnit = kConfig.UnitBytes(), kCopies = kConfig.Copies();
-  using Unit = Vector<T, kColumns>;
-  const T* from_;  // the next row to load
-  int64_t apart_, columns_apart_;
-  int columns_, next_, end_;  // that x has from there on; rows
-  bool wide_;
-  Unit units_[kAtOnce];
-
-  __device__ __forceinline__ Unit Load() {
-    Unit unit = {};
-    if (next_ < end_) {
-      if (kVectors && wide_) {
-        unit = *reinterpret_cast<const Unit*>(from_);
-      } else {
-#pragma unroll
-        for (int i = 0; i < kColumns; ++i) {
-          if (i < columns_) unit.elements[i] = from_[i * columns_apart_];
-        }
-      }
-    }
-    next_ += blockDim.x;
-    from_ += apart_;
-    return unit;
-  }
-  // Lanes of different rows begin with different copies, which are in different banks.
-  __device__ __forceinline__ static void Store(uint32_t row, uint32_t first_copy,
-                                               const Unit& unit) {
-#pragma unroll
-    for (uint32_t i = 0; i < kCopies; ++i) {
-      const uint32_t address = row + (first_copy + i) % kCopies * (kGapLanes * kUnit);
-      if constexpr (kColumns == 1) {
-        StoreShared(address, ToAccumulator(unit.elements[0]));
-      } else {
-        SharedAt<Unit>(address) = unit;
-      }
-    }
-  }
-
- public:
-  // Begins with rows of x, from one on.
-  __device__ __forceinline__ GapX(const PackedProblem& p, int first_row, int first_column)
-      : columns_(static_cast<int>(p.n) - first_column),
-        next_(threadIdx.x),
-        end_(static_cast<int>(p.k) - first_row) {
-    const int64_t pitch = kConfig.x_on_left ? 1 : p.n;
-    columns_apart_ = kConfig.x_on_left ? p.k : 1;
-    from_ = static_cast<const T*>(p.x.data) + (int64_t{first_row} + next_) * pitch +
-            first_column * columns_apart_;
-    apart_ = pitch * blockDim.x;
-    wide_ = p.n % kColumns == 0 && IsAligned<Unit>(p.x.data);
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) units_[i] = Load();
-  }
-  // So many rows in all, those behind the end of x as zeros.
-  __device__ __forceinline__ void Store(uint32_t to, int rows) {
-    const uint32_t thread = threadIdx.x, place = thread / kGapLanes;
-    const uint32_t apart = blockDim.x / kGapLanes * kConfig.kRowBytes;
-    to += place * kConfig.kRowBytes + thread % kGapLanes * kUnit;
-    const auto threads = static_cast<int>(blockDim.x);
-#pragma unroll 1
-    for (auto row = static_cast<int>(thread); row < rows;) {
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        if (row < rows) Store(to, place % kCopies, units_[i]);
-        row += threads;
-        to += apart;
-      }
-      if (row >= rows) break;
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) units_[i] = Load();
-    }
-  }
-};
-
 // Adds up what the eight lanes of a row have of each column: lane i % kColumns receives column i.
 template <int kColumns>
 __device__ __forceinline__ float SumOfRow(float (&sums)[kColumns]) {
@@ -252,11 +173,11 @@ __global__ void __launch_bounds__(kConfig.kMostWarps* kWarp, 1)
       GapStep ahead[kAhead];
       const GapSteps steps(p, piece, strip < strips);
       if (rounds > 1 || is_first) {
-        GapX<T, kConfig> of_x(p, round * rows, first_column);
+        GapX<T, kConfig> rows_of_x(p, round * rows, first_column);
 #pragma unroll
         for (int i = 0; i < kAhead; ++i) steps.Load(i, &ahead[i]);
         if (!is_first) __syncthreads();  // all have read what was there
-        of_x.Store(x, rows);
+        rows_of_x.Store(x, rows);
         __syncthreads();
         is_first = false;
       } else {

@@ -64,5 +64,6 @@ int main() {
   TestGaps<float16, float16, {.columns = 4, .x_on_left = true}, 5, 2>();
   TestGaps<float16, float, {.columns = 2, .team = 4, .x_on_left = true}, 1, 4>();
   TestGaps<bfloat16, bfloat16, {.columns = 8, .x_on_left = true}, 3, 1>();
+  TestGaps<float16, float16, {.columns = 8}, 4, 2>();
   std::puts("all results agree");
 }
