@@ -124,7 +124,7 @@ def test_forms_are_one_model(pruned: GPT) -> None:
     expected = predict(pruned, tokens)
     types = {"dense": nnx.Linear, "CSR": SparseLinear, "packed": PackedLinear}
     for name, make in FORMS.items():
-        form = make(model)
+        form = make(model, 2)
         assert type(form.blocks[0].expand) is types[name]
         np.testing.assert_allclose(predict(form, tokens), expected, atol=0.05)
     assert type(model.blocks[0].expand) is nnx.Linear  # It is left as it was.
@@ -235,6 +235,7 @@ def test_forms_of_shapes_compute_the_same() -> None:
     forms = (
         csr,
         {name: a.pack() for name, a in csr.items()},
+        {name: a.pack(columns=2) for name, a in csr.items()},
         {name: a.todense().T for name, a in csr.items()},
     )
     results = [np.asarray(shapes.decode([form] * 2, x, 1), np.float32) for form in forms]
@@ -260,6 +261,7 @@ def test_measures_shapes(
     weights = 2 * (4 * 48 * 48 + 3 * 48 * 80)
     assert rows[0]["bytes"] == 2 * weights and rows[0]["weights"] == weights
     # Patterns count, and each layer has its own.
+    assert rows[2]["packed_by"] == "gaps" and "packed by" in printed
     assert rows[1]["bytes"] > (2 + 4) * 0.09 * weights
     assert table(rows) in printed
     assert (tmp_path / "shapes.png").read_bytes().startswith(b"\x89PNG")

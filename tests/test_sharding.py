@@ -176,12 +176,12 @@ def test_packed_weights_of_8_bits(kind):
 
 
 @KINDS
-@pytest.mark.parametrize("spec", [P("data"), P(("data", "model"))])
-def test_packed_weights_of_sharded_rows(kind, spec):
+@pytest.mark.parametrize("spec, cell", [(P("data"), 0), (P("data"), 1), (P(("data", "model")), 1)])
+def test_packed_weights_of_sharded_rows(kind, spec, cell):
     """Products stay sharded, and so do gradients of what they multiply; others sum over devices."""
     rng = np.random.default_rng(0)
     a = CSR.fromdense(jnp.asarray(rng.standard_normal((40, 300)), jnp.bfloat16))
-    packed = a.pack(trainable=True)
+    packed = a.pack(cell=cell, trainable=True)
     x = jnp.asarray(rng.standard_normal((16, 300)), jnp.bfloat16)
 
     def loss(x, values, packed):

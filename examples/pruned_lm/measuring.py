@@ -59,7 +59,8 @@ def measure_forms(
     if not sparsity:
         return measure({"dense": model}, windows, args)
     chosen, table = fastest(model, args.decode_batch)
-    forms = {name: make(model) for name, make in FORMS.items()} | {"fastest": chosen}
+    forms = {name: make(model, args.decode_batch) for name, make in FORMS.items()}
+    forms["fastest"] = chosen
     results = measure(forms, windows, args)
     results["fastest"]["layers"] = table.rows
     return results

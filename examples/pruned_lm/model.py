@@ -111,15 +111,20 @@ def with_layers(model: GPT, convert: Callable[[nnx.Linear], nnx.Module]) -> GPT:
     return copy
 
 
-def pack(layer: nnx.Linear) -> PackedLinear:
-    """A layer with the weights that are not 0, packed for products with few columns."""
-    return PackedLinear.from_sparse(SparseLinear.from_dense(layer))
+def packed(model: GPT, batch: int) -> GPT:
+    """A copy with the weights that are not 0, packed for so many rows of inputs."""
+
+    def pack(layer: nnx.Linear) -> PackedLinear:
+        return PackedLinear.from_sparse(SparseLinear.from_dense(layer), columns=batch)
+
+    return with_layers(model, pack)
 
 
-FORMS: dict[str, Callable[[GPT], GPT]] = {
-    "dense": lambda model: model,
-    "CSR": functools.partial(with_layers, convert=SparseLinear.from_dense),
-    "packed": functools.partial(with_layers, convert=pack),
+# Of a model that decodes so many texts at once.
+FORMS: dict[str, Callable[[GPT, int], GPT]] = {
+    "dense": lambda model, batch: model,
+    "CSR": lambda model, batch: with_layers(model, SparseLinear.from_dense),
+    "packed": packed,
 }
 
 

@@ -28,6 +28,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     """Sparsity, form, and what each row has of perplexity, speed and bytes."""
     most = max(row["bytes"] for row in rows if row["form"] == "dense")
     headings = ["sparsity", "form", "perplexity", "ms a step", "tokens/s", "MB", "of dense"]
+    headings += ["packed by"]
     cells = [
         [
             percent(row["sparsity"]),
@@ -37,6 +38,7 @@ def table(rows: list[dict[str, Any]]) -> str:
             f"{row['tokens_per_second']:,.0f}",
             f"{row['bytes'] / 1e6:,.2f}",
             f"{row['bytes'] / most:.0%}",
+            row.get("packed_by", ""),
         ]
         for row in rows
     ]

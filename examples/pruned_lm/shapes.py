@@ -142,9 +142,9 @@ def measure_shapes(args: argparse.Namespace) -> list[dict[str, Any]]:
         progress_bar(0, 1 + 2 * len(sparsities), args.quiet, args.shapes) as bar,
     ):
 
-        def record(sparsity: float, form: str, of_shape: dict[Shape, Any]) -> None:
+        def record(sparsity: float, form: str, of_shape: dict[Shape, Any], **more: str) -> None:
             about = {"products": decoder.products, "weights": decoder.weights}
-            about |= {"sparsity": sparsity, "form": form}
+            about |= {"sparsity": sparsity, "form": form, **more}
             results.append(about | measure(of_shape, decoder, args))
             bar.update()
 
@@ -152,5 +152,8 @@ def measure_shapes(args: argparse.Namespace) -> list[dict[str, Any]]:
         for sparsity in sparsities:
             matrices = {shape: random_csr(shape, sparsity, args.seed) for shape in shapes}
             record(sparsity, "CSR", matrices)
-            record(sparsity, "packed", {shape: a.pack() for shape, a in matrices.items()})
+            packed = {shape: a.pack(columns=args.decode_batch) for shape, a in matrices.items()}
+            cells = {a.cell for a in packed.values()}
+            packed_by = ", ".join(sorted({"gaps" if cell == 0 else "cells" for cell in cells}))
+            record(sparsity, "packed", packed, packed_by=packed_by)
     return results

@@ -43,7 +43,8 @@ def judge(
     )
     reason = next((text for text, holds in reasons if holds), None)
     sparse = kind.to_sparse(layer) if reason is None else None
-    before = after = after_packing = note = None
+    after_packing = note = None
+    times: list[Any] = [None, None]
     packed_layers: Mapping[str, nnx.Module] = {}
     packed_form = packed_layer = not_packed = None
     if packed and sparse is not None:
@@ -60,11 +61,12 @@ def judge(
             args, options = calls[0].arguments()
             note = kind.prepare(sparse, *args, **options)
         forms = [form for form in (layer, sparse, *packed_layers.values()) if form is not None]
-        before, after, *others = [*times_of(forms, calls, seconds), None]
-        of_packed: dict[str, Any] = dict(zip(packed_layers, others, strict=False))
-        if of_packed:
-            packed_form = min(of_packed, key=lambda form: of_packed[form].seconds)
-            packed_layer, after_packing = packed_layers[packed_form], of_packed[packed_form]
+        times = [*times_of(forms, calls, seconds), None]
+    before, after, *others = times
+    of_packed = dict(zip(packed_layers, others, strict=False))
+    if of_packed:
+        packed_form = min(of_packed, key=lambda form: of_packed[form].seconds)
+        packed_layer, after_packing = packed_layers[packed_form], of_packed[packed_form]
     is_packed = after_packing is not None and _wins(after_packing, after, before, faster_only)
     twin, fastest = (packed_layer, after_packing) if is_packed else (sparse, after)
     if faster_only and before is not None and fastest is not None:
