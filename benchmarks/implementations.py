@@ -163,22 +163,25 @@ def _dense_attention(name: str, dtype: str, precision: str, implementation: str)
     )
 
 
-# Weights are packed once, for inference: in x's dtype, or in 8 bits.
+# Weights are packed once, for inference: in x's dtype, or in 8 bits; in the form that is predicted
+# to be fastest, or in one of the two.
 _PACKED = tuple(
     Implementation(
         name,
         "spmm",
-        functools.partial(jax_programs.packed_spmm, x_on_left=left, weights=weights),
+        functools.partial(jax_programs.packed_spmm, x_on_left=left, weights=weights, form=form),
         dtypes=("bfloat16", "float16"),
         passes=("forward",),
         precision=weights,
         elements=_dense_on_cpu,
     )
-    for name, left, weights in (
-        ("packed", False, None),
-        ("packed-left", True, None),
-        ("packed-int8", False, "int8"),
-        ("packed-e4m3", False, "float8_e4m3fn"),
+    for name, left, weights, form in (
+        ("packed", False, None, None),
+        ("packed-left", True, None, None),
+        ("packed-cells", False, None, "cells"),
+        ("packed-gaps", False, None, "gaps"),
+        ("packed-int8", False, "int8", None),
+        ("packed-e4m3", False, "float8_e4m3fn", None),
     )
 )
 _DENSE_QUANTIZED = tuple(

@@ -137,15 +137,18 @@ def packed_spmm(
     *,
     x_on_left: bool = False,
     weights: str | None = None,
+    form: str | None = None,
     **options: Any,
 ) -> Program:
     """`spmm` of a `Packed`, or `linear` of x that has a column of it in each row.
 
-    It is packed for as many columns as x has.
-    ``weights`` is the matrix's dtype, if it is not x's.
+    ``weights`` is the matrix's dtype, if it is not x's. ``form`` is "cells" or "gaps"; by default
+    it is what `CSR.pack` takes for as many columns as x has.
     """
     x, topology = problem.operands(), problem.topology()
-    packed = CSR(jnp.asarray(x["values"]), topology).pack(weights or dtype, columns=problem.n)
+    how: dict[str, Any] = {"columns": problem.n} if form is None else {}
+    how["cell"] = 0 if form == "gaps" else None
+    packed = CSR(jnp.asarray(x["values"]), topology).pack(weights or dtype, **how)
     multiply = functools.partial(linear if x_on_left else spmm, **options)
     return program_of(
         (lambda x, packed: multiply(x, packed)) if x_on_left else (lambda x, a: multiply(a, x)),

@@ -36,8 +36,8 @@ class Packed:
     is known; it is for inference, and for weights that are used several times before they change.
     Products are differentiable to any order, in x and in the numbers. Gradients of the numbers of a
     trainable matrix are computed at its pattern alone (`jaxsparse.sddmm`); those of others take a
-    dense matrix (m, k) and are not 0 beside a pair's stored number, so train with
-    ``trainable=True``.
+    dense matrix (m, k) and are not 0 beside a pair's stored number, or where a 0 bridges a gap, so
+    train with ``trainable=True``.
 
     Numbers of 8 bits, int8 or float8_e4m3fn, are multiplied by the scale of their row, which makes
     the largest of each row the largest that the dtype has: see `CSR.pack`. They have no gradients,
@@ -53,19 +53,21 @@ class Packed:
     XLA.
 
     Attributes:
-        values: ``(w, 64)``, bfloat16 or float16: rows of two numbers for each lane. ``(w, 128)``,
-            int8 or float8_e4m3fn: rows of four. No number of float8_e4m3fn is NaN, as `verify`
-            checks; kernels would read it as 480.
-        masks: uint32 ``(p, s, 32)``: which places of each of p pieces are stored.
+        values: ``(w, 64)``, bfloat16 or float16: rows of two numbers for each lane, or with cell 0
+            ``(w, 256)``, of eight. ``(w, 128)``, int8 or float8_e4m3fn: rows of four. No number of
+            float8_e4m3fn is NaN, as `verify` checks; kernels would read it as 480.
+        masks: uint32 ``(p, s, 32)``: which places of each of p pieces are stored. With cell 0
+            ``(w, 32)``: how far each number is behind the one before.
         starts: int32 ``(p + 1,)``: the rows of ``values`` in front of each piece.
-        panels: int32 ``(p, t, 2)``: which rows a piece reads for each 128 columns.
-        rows: int32 ``(m,)``: the order of the rows, 16 of which make a strip.
+        panels: int32 ``(p, t, 2)``: which rows a piece reads for each 128 columns; with cell 0 for
+            all of them, t = 1.
+        rows: int32 ``(m,)``: the order of the rows, 16 of which make a strip, or 4 with cell 0.
         scales: float32 ``(m,)`` of numbers of 8 bits, else None.
         sources: int32, as ``values``: the stored entry of each number, or ``nse`` for none; only of
             a trainable or repackable one, else None.
         topology: the pattern; only of such a one, else None.
         shape: (m, k).
-        cell: how many neighbours in a row are stored together: 1 or 2.
+        cell: how many neighbours in a row are stored together: 1 or 2; 0 where numbers have gaps.
         parts: into how many the columns are cut, which warps and blocks of a GPU share.
 
     >>> import jax.numpy as jnp
@@ -291,7 +293,7 @@ class Packed:
         return {"columns": self.shape[1], "cell": self.cell, "parts": self.parts}
 
     def stored(self) -> jax.Array:
-        """Which places are stored, bool (m, k); with cells of 2 none that hold 0 are."""
+        """Which places are stored, bool (m, k); with cells of 0 or 2 none that hold 0 are."""
         stored: jax.Array
         _, stored = unpacked(self.values, self.masks, self.starts, self.rows, **self._form)
         return stored
