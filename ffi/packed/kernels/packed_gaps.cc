@@ -39,7 +39,7 @@ KernelSource Source(const PackedProblem& p) {
 LaunchShape Shape(const PackedProblem& p) {
   constexpr int kLeastWarps = 4;  // that bring x
   const PackedGapsConfig config = ConfigOf(p);
-  const int64_t strips = PackedStrips(p), most = config.kMostWarps / config.team;
+  const int64_t strips = PackedStrips(p), most = config.MostWarps() / config.team;
   const int64_t multiprocessors = std::max(p.gpu.multiprocessors, 1);
   const int64_t of_block = std::max<int64_t>(CeilDivide(strips, multiprocessors), 1);
   const int64_t least = CeilDivide(kLeastWarps, config.team);
@@ -47,6 +47,11 @@ LaunchShape Shape(const PackedProblem& p) {
   const int64_t blocks = std::min(CeilDivide(strips, teams), multiprocessors);
   return {blocks * CeilDivide(p.n, config.columns), static_cast<int>(teams * config.team) * kWarp,
           static_cast<int>(config.SharedBytes(Width(p)))};
+}
+
+std::string Launch(const PackedProblem& p, const CudaLaunch& launch) {
+  PackedGapsProblem gaps(p, ConfigOf(p), Shape(p).blocks);
+  return launch.With(&gaps);
 }
 
 bool Fits(const PackedProblem& p) {
@@ -68,6 +73,7 @@ double Cost(const PackedProblem& p) {
 
 }  // namespace
 
-extern constinit const PackedVariant kPackedGaps{"packed_gaps", Fits, Cost, Source, Shape};
+extern constinit const PackedVariant kPackedGaps{"packed_gaps", Fits,    Cost,  Source,
+                                                 Shape,         nullptr, Launch};
 
 }  // namespace jaxsparse

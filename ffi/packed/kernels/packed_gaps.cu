@@ -51,6 +51,21 @@ class GapSteps {
   }
 };
 
+// Has the L2 cache fetch a piece's first steps while it is not known yet where they are: where they
+// would be if all pieces had as many. They are near there, and all of what is there is wanted.
+template <int kSteps>
+__device__ __forceinline__ void PrefetchSteps(const PackedGapsProblem& p, uint32_t piece) {
+  constexpr int kLine = 128, kLines = kSteps * kWarp * 16 / kLine;
+  const uint64_t begin = MultiplyWide(piece, p.steps) / PackedGapsProblem::kMeanSteps;
+  const uint32_t lane = threadIdx.x % kWarp;
+  if (begin + kSteps > static_cast<uint64_t>(p.words)) return;
+  const char* numbers = static_cast<const char*>(p.values.data) + begin * kWarp * 16;
+#pragma unroll
+  for (uint32_t line = lane; line < kLines; line += kWarp) PrefetchToL2(numbers + line * kLine);
+  const char* gaps = static_cast<const char*>(p.masks.data) + begin * kWarp * 4;
+  if (lane < kSteps) PrefetchToL2(gaps + lane * kLine);
+}
+
 // A unit of x: so many columns' numbers of one row.
 template <typename T, int kColumns>
 struct GapUnit {
@@ -140,31 +155,32 @@ __device__ __forceinline__ void WriteRow(const PackedProblem& p, int strip, int 
 // A block has some teams, each of which makes a strip of the tile of columns at once, then the next
 // one. If there are more parts than warps of a team, x comes anew for each of them.
 template <typename T, typename Out, PackedGapsConfig kConfig>
-__global__ void __launch_bounds__(kConfig.kMostWarps* kWarp, 1)
-    PackedGaps(const __grid_constant__ PackedProblem p) {
+__global__ void __launch_bounds__(kConfig.MostWarps() * kWarp, 1)
+    PackedGaps(const __grid_constant__ PackedGapsProblem p) {
   constexpr int kColumns = kConfig.columns, kTeam = kConfig.team, kAhead = kConfig.Ahead();
   constexpr int kTeamBarriers = kAllThreads + 1;
   extern __shared__ __align__(128) unsigned char packed_gaps[];
   const int warp = WarpOfBlock(), lane = threadIdx.x % kWarp;
   const int team = warp / kTeam, range = warp % kTeam;
   const int teams = static_cast<int>(blockDim.x) / (kTeam * kWarp);
-  const auto across = static_cast<uint32_t>(CeilDivide(p.n, kColumns));
-  const int first_column = static_cast<int>(blockIdx.x % across) * kColumns;
-  const int blocks = static_cast<int>(gridDim.x / across);
-  const auto strips = static_cast<int>(PackedStrips(p));
-  const int width = static_cast<int>(GapRangeColumns(p.k, p.parts)), rows = kTeam * width;
-  const int rounds = static_cast<int>(p.parts) / kTeam;
+  auto block = static_cast<int>(blockIdx.x);
+  int first_column = 0;
+  for (; block >= p.blocks; block -= p.blocks) first_column += kColumns;
+  const int width = p.width, rows = kTeam * width, strips = p.strips, rounds = p.rounds;
   const uint32_t shared = AddressOfShared(packed_gaps), x = shared + kConfig.kXAt;
   const uint32_t own = lane % (kConfig.kRowBytes / kConfig.UnitBytes()) * kConfig.UnitBytes();
   const uint32_t before = x - kConfig.kRowBytes + range * width / kGapLanes * kConfig.kRowBytes;
-  const uint32_t last = x + kConfig.XBytes(width) - kConfig.kRowBytes;
-  const uint32_t space = shared + kConfig.SumsAt(width) + warp * kWarp * 4;
+  const uint32_t end = x + rows / kGapLanes * kConfig.kRowBytes;  // of x
+  const uint32_t space = end + kConfig.kBehindBytes + warp * kWarp * 4;
+  const int first_strip = block * teams;
+  if (first_strip + team < strips) {
+    PrefetchSteps<kAhead>(p, (first_strip + team) * static_cast<int>(p.parts) + range);
+  }
   if (warp == 0) StoreShared(shared + lane * 4, 0.0f);
 
   bool is_first = true;
 #pragma unroll 1
-  for (int first = static_cast<int>(blockIdx.x / across) * teams; first < strips;
-       first += blocks * teams) {
+  for (int first = first_strip; first < strips; first += p.blocks * teams) {
     const int strip = first + team;
     GapSums<T, kConfig> sums;
 #pragma unroll 1
@@ -184,7 +200,7 @@ __global__ void __launch_bounds__(kConfig.kMostWarps* kWarp, 1)
 #pragma unroll
         for (int i = 0; i < kAhead; ++i) steps.Load(i, &ahead[i]);
       }
-      sums.AddPiece(steps, ahead, before + own, last + own);
+      sums.AddPiece(steps, ahead, before + own, end - kConfig.kRowBytes + own);
     }
     float sum = SumOfRow(sums.sums);
     if constexpr (kTeam > 1) {

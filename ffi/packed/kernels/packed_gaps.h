@@ -13,26 +13,44 @@ struct PackedGapsConfig {
   int team = 1;
   bool x_on_left = false;
 
-  static constexpr int kMostWarps = 20;
+  constexpr int MostWarps() const { return columns < 8 ? 20 : 16; }  // that registers have room for
   // A row of shared memory holds what lanes read of x at one place, so that each reads banks of
   // its own: units of `columns` numbers of its eight columns, and copies of these.
   static constexpr int kRowBytes = 128;
   constexpr int UnitBytes() const { return columns == 1 ? 4 : 2 * columns; }
   constexpr int Copies() const { return kRowBytes / (kGapLanes * UnitBytes()); }
   // Steps that a lane has asked for while it adds up another one.
-  constexpr int Ahead() const { return columns <= 2 ? 8 : 4; }
+  constexpr int Ahead() const { return columns == 1 ? 8 : columns == 2 ? 6 : 4; }
 
   // Of shared memory, in bytes: a row of zeros in front of x, which lanes without numbers read;
   // rows behind x, where a damaged matrix may lead in a step; sums of warps.
   static constexpr int kBehindBytes = kGapNumbers * kMostGap * kRowBytes;
   static constexpr int kXAt = kRowBytes;
-  constexpr int XBytes(int64_t width) const {
-    return static_cast<int>(team * width / kGapLanes) * kRowBytes;
-  }
-  constexpr int SumsAt(int64_t width) const { return kXAt + XBytes(width) + kBehindBytes; }
   constexpr int64_t SharedBytes(int64_t width) const {
     return kXAt + team * width / kGapLanes * kRowBytes + kBehindBytes +
-           (team > 1 ? kMostWarps * kWarp * 4 : 0);
+           (team > 1 ? MostWarps() * kWarp * 4 : 0);
+  }
+};
+
+// What the host divides for all blocks, which would wait for it.
+struct PackedGapsProblem : PackedProblem {
+  int strips = 0, width = 0;
+  int rounds = 0;      // of parts that a team has
+  int across = 1;      // tiles of columns of x
+  int blocks = 1;      // that share the strips of a tile of columns
+  uint32_t steps = 0;  // of a piece in the mean, times kMeanSteps
+
+  static constexpr int64_t kMeanSteps = 1 << 12;
+
+  PackedGapsProblem(const PackedProblem& p, const PackedGapsConfig& config, int64_t all_blocks)
+      : PackedProblem(p),
+        strips(static_cast<int>(PackedStrips(p))),
+        width(static_cast<int>(GapRangeColumns(p.k, p.parts))),
+        rounds(static_cast<int>(p.parts) / config.team),
+        across(static_cast<int>(CeilDivide(p.n, config.columns))) {
+    if (strips == 0 || across == 0) return;
+    blocks = static_cast<int>(all_blocks / across);
+    steps = static_cast<uint32_t>(p.words * kMeanSteps / (int64_t{strips} * p.parts));
   }
 };
 

@@ -106,7 +106,7 @@ __device__ __forceinline__ void CopyGapX(const PackedProblem& p, int first_row, 
 // transposes matrices of 8 x 8. Some are loaded before there is room for them.
 template <typename T>
 class GapXLines {
-  static constexpr int kVector = 8, kOfWarp = 4 * kVector, kAtOnce = 4;
+  static constexpr int kVector = 8, kOfWarp = 4 * kVector, kAtOnce = 8;
   const T* from_;
   int next_, end_;  // of the lane's line; no numbers if there is none
   Words4 vectors_[kAtOnce];

@@ -29,15 +29,19 @@ struct Gaps {
     std::memset(packed_gaps, rubbish, sizeof(packed_gaps));
     if (kGaps.team > 1 && p.parts > kGaps.team) return RunInTurns(p, backwards);
     const auto blocks = kBlocks * static_cast<int>(CeilDivide(p.n, kGaps.columns));
+    const PackedGapsProblem problem(p, kGaps, blocks);
     emulated::Launch(
-        blocks, kTeams * kGaps.team * kWarp, [&] { PackedGaps<T, Out, kGaps>(p); }, backwards);
+        blocks, kTeams * kGaps.team * kWarp, [&] { PackedGaps<T, Out, kGaps>(problem); },
+        backwards);
   }
 
   // A warp takes all parts of a strip.
   static void RunInTurns(const PackedProblem& p, bool backwards) {
     constexpr PackedGapsConfig kInTurns{.columns = kGaps.columns, .x_on_left = kGaps.x_on_left};
     const auto blocks = kBlocks * static_cast<int>(CeilDivide(p.n, kGaps.columns));
-    emulated::Launch(blocks, kTeams * kWarp, [&] { PackedGaps<T, Out, kInTurns>(p); }, backwards);
+    const PackedGapsProblem problem(p, kInTurns, blocks);
+    emulated::Launch(
+        blocks, kTeams * kWarp, [&] { PackedGaps<T, Out, kInTurns>(problem); }, backwards);
   }
 
   static void Unpack(const PackedProblem& p) {
