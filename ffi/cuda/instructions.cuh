@@ -255,18 +255,20 @@ __device__ __forceinline__ void AsyncCopy(uint32_t shared, const void* from) {
                "l"(__cvta_generic_to_global(from))
                : "memory");
 }
-// The same where there is something to copy; else zeros, and `from` is not read.
+// The same of 4, 8 or 16 bytes where there is something to copy; else zeros, and `from` is not
+// read.
+template <int kBytes = 16>
 __device__ __forceinline__ void AsyncCopyOrZero(uint32_t shared, const void* from, bool exists) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared),
-               "l"(__cvta_generic_to_global(from)), "r"(exists ? 16 : 0)
-               : "memory");
-}
-// Of a word, aligned to its 4 bytes.
-__device__ __forceinline__ void AsyncCopyWordOrZero(uint32_t shared, const void* from,
-                                                    bool exists) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared),
-               "l"(__cvta_generic_to_global(from)), "r"(exists ? 4 : 0)
-               : "memory");
+  const int bytes = exists ? kBytes : 0;
+  if constexpr (kBytes == 16) {  // the only ones that pass by L1
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared),
+                 "l"(__cvta_generic_to_global(from)), "r"(bytes)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared),
+                 "l"(__cvta_generic_to_global(from)), "n"(kBytes), "r"(bytes)
+                 : "memory");
+  }
 }
 // Waits for all that the thread has copied by these; other threads see it behind a barrier.
 __device__ __forceinline__ void WaitForCopies() { asm volatile("cp.async.wait_all;" ::: "memory"); }

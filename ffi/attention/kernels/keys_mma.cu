@@ -90,8 +90,8 @@ class KeysMmaBlock {
     if (threadIdx.x >= 2 * kMaskCell) return;
     const int row = threadIdx.x % kMaskCell;
     const float* from = threadIdx.x < kMaskCell ? control_.lse : control_.ct_sums;
-    AsyncCopyWordOrZero(stage + kConfig.LseOfStageAt() + threadIdx.x * 4, from + first + row,
-                        row < left);
+    AsyncCopyOrZero<4>(stage + kConfig.LseOfStageAt() + threadIdx.x * 4, from + first + row,
+                       row < left);
   }
 
   // The same of a function of scores or dropout: of products with queries from `query` on, which

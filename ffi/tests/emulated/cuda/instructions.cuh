@@ -167,11 +167,9 @@ void PostponeCopy(uint32_t shared, const void* from, bool exists) {
   });
 }
 inline void AsyncCopy(uint32_t shared, const void* from) { PostponeCopy<16>(shared, from, true); }
-inline void AsyncCopyOrZero(uint32_t shared, const void* from, bool exists) {
-  PostponeCopy<16>(shared, from, exists);
-}
-inline void AsyncCopyWordOrZero(uint32_t shared, const void* from, bool exists) {
-  PostponeCopy<4>(shared, from, exists);
+template <int kBytes = 16>
+void AsyncCopyOrZero(uint32_t shared, const void* from, bool exists) {
+  PostponeCopy<kBytes>(shared, from, exists);
 }
 inline void WaitForCopies() { emulated::Block::current->DoPostponed(); }
 inline void ArriveWhenCopied(uint64_t* barrier) {
