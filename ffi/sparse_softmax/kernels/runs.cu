@@ -54,28 +54,45 @@ __device__ __forceinline__ uint32_t EntriesWithin(int place, int begin, int end)
   return ((1u << behind) - 1) & ~((1u << first) - 1);
 }
 
-// Writes those of a lane's entries which have a bit.
-template <typename T, int kCount>
-__device__ __forceinline__ void StoreEntries(T* to, uint32_t which, bool wide,
-                                             const Accumulator<T> (&from)[kCount]) {
-  constexpr uint32_t kAll = (1u << kCount) - 1;
-  Vector<T, kRun> runs[kCount / kRun];
+// Where a warp's entries stand in shared memory on their way out. Lanes write neighbouring vectors
+// and read those that all of them bring to memory together. A gap behind each eight vectors keeps
+// lanes from each other's banks where they have an even number of vectors.
+template <typename T, int kMost>
+struct StageOfRun {
+  static constexpr int kVectors = kMost / kRun * kWarp;
+  Vector<T, kRun> vectors[kVectors + kVectors / 8];
+
+  // Writes the entries from `first` to `last` of those that lanes have from `place` on.
+  template <int kCount>
+  __device__ __forceinline__ void Store(T* to, int place, int first, int last, bool wide,
+                                        const Accumulator<T> (&from)[kCount]) {
+    constexpr int kRuns = kCount / kRun;
+    const auto slot_of = [](int vector) { return kRuns % 2 == 0 ? vector + vector / 8 : vector; };
+    const int lane = threadIdx.x % kWarp;
 #pragma unroll
-  for (int k = 0; k < kCount; ++k) {
-    FromAccumulator(from[k], &runs[k / kRun].elements[k % kRun]);
-  }
-  if (wide && which == kAll) {
+    for (int r = 0; r < kRuns; ++r) {
+      Vector<T, kRun> vector;
 #pragma unroll
-    for (int r = 0; r < kCount / kRun; ++r) {
-      *reinterpret_cast<Vector<T, kRun>*>(to + r * kRun) = runs[r];
+      for (int e = 0; e < kRun; ++e) FromAccumulator(from[r * kRun + e], &vector.elements[e]);
+      vectors[slot_of(lane * kRuns + r)] = vector;
     }
-  } else {
+    __syncwarp();
 #pragma unroll
-    for (int k = 0; k < kCount; ++k) {
-      if ((which >> k & 1) != 0) to[k] = runs[k / kRun].elements[k % kRun];
+    for (int r = 0; r < kRuns; ++r) {
+      const int at = place + (r * kWarp + lane) * kRun;
+      if (at >= last || at + kRun <= first) continue;
+      const Vector<T, kRun> vector = vectors[slot_of(r * kWarp + lane)];
+      if (wide && at >= first && at + kRun <= last) {
+        *reinterpret_cast<Vector<T, kRun>*>(to + at) = vector;
+      } else {
+#pragma unroll
+        for (int e = 0; e < kRun; ++e) {
+          if (at + e >= first && at + e < last) to[at + e] = vector.elements[e];
+        }
+      }
     }
   }
-}
+};
 
 // Whether all of a lane's entries are at most as large, and numbers.
 template <typename T, int kCount>
@@ -100,6 +117,9 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads, kConfig.Blocks(sizeof(T))
   constexpr int kWords = kMost + 1;
   static __shared__ uint32_t bits[kWarps][kWords];
   static __shared__ PiecesOfBlock<Acc, kBackward> pieces;
+  static __shared__ StageOfRun<T, kMost> stages[kWarps];
+  // In front of each warp's run and behind it, and of the next one.
+  alignas(16) static __shared__ RowCut cuts_ahead[kWarps][2][2];
   LetNextKernelBegin();
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   uint32_t (&begins)[kWords] = bits[warp];
@@ -107,13 +127,69 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads, kConfig.Blocks(sizeof(T))
   const auto down =
       static_cast<uint32_t>(SoftmaxBlocksDown(p.pattern.rows, p.pattern.nse, kUnitsOfBlock));
   const uint32_t all = static_cast<uint32_t>(p.batch.count) * down;
-  for (uint32_t block = blockIdx.x; block < all; block += gridDim.x) {
-    __syncthreads();  // the last block's pieces have been read
-    const uint32_t entry = kConfig.batched ? block / down : 0;
+  const auto entry_of = [&](uint32_t block) { return kConfig.batched ? block / down : 0; };
+  // Has the cuts in front of the warp's run and behind it copied to shared memory.
+  const auto ask_for_cuts = [&](uint32_t block, RowCut(&to)[2]) {
+    constexpr int kWords = sizeof(RowCut) / 4;
+    if (block >= all || lane >= 2 * kWords) return;
+    const uint32_t entry = entry_of(block);
     const CutsOfRows cuts(p.batch, p.pattern, p.row_cuts, entry);
     const int number = static_cast<int>(block - entry * down) * kWarps + warp;
-    const int unit = number * kUnits < cuts.units ? number * kUnits : cuts.units;
-    const RowCut from = cuts.At(unit), to = cuts.EndOf<kUnits>(from, unit + kUnits);
+    const int unit = (number + lane / kWords) * kUnits;
+    const auto* words =
+        reinterpret_cast<const int32_t*>(&cuts.cuts[unit < cuts.units ? unit : cuts.units]);
+    AsyncCopyWordOrZero(AddressOfShared(reinterpret_cast<int32_t*>(to) + lane),
+                        words + lane % kWords, true);
+  };
+  // Brings the entries of the run behind a cut, and where its rows begin, to L2.
+  const auto prefetch = [&](const CutsOfRows& cuts, const RowCut& front) {
+    constexpr int kLine = 128, kLinesOfRows = 4, kRowsOfLine = kLine / 4;
+    constexpr int kMostLines = kMost * static_cast<int>(sizeof(T)) / 4;
+    constexpr int kLinesOfRun =
+        kMostLines < kWarp - kLinesOfRows ? kMostLines : kWarp - kLinesOfRows;
+    static_assert(kLinesOfRows * kRowsOfLine > MostRowsOfUnits(kUnits));
+    const RowCut cut = cuts.Within(front);
+    const int at = cut.entry + lane * (kLine / static_cast<int>(sizeof(T)));
+    const int row = cut.row + (kWarp - 1 - lane) * kRowsOfLine;
+    if (lane < kLinesOfRun && at < cuts.nse) {
+      PrefetchToL2(p.values.At<const T>(p.batch, 0) + at);
+      if constexpr (kBackward) PrefetchToL2(p.tangent.At<const T>(p.batch, 0) + at);
+    }
+    if (lane >= kWarp - kLinesOfRows && row <= cuts.rows) PrefetchToL2(&cuts.offsets[row]);
+  };
+  // Clears padding, a part of it in each block, or of some batch entries.
+  const auto clear_padding = [&](uint32_t entry, uint32_t first, uint32_t threads) {
+    const int32_t* offsets = p.pattern.row_offsets.At<const int32_t>(p.batch, entry);
+    const auto nse = static_cast<uint32_t>(p.pattern.nse);
+    T* out = p.out.At<T>(p.batch, entry);
+    for (uint32_t i = RowBounds::Clamp(offsets[p.pattern.rows], nse) + first; i < nse;
+         i += threads) {
+      FromAccumulator(Acc(0), &out[i]);
+    }
+  };
+  int turn = 0;  // which of the cuts in shared memory are those of the run, not of the next one
+  ask_for_cuts(blockIdx.x, cuts_ahead[warp][0]);
+  ask_for_cuts(blockIdx.x + gridDim.x, cuts_ahead[warp][1]);
+  if constexpr (kConfig.batched) {
+    for (uint32_t entry = blockIdx.x; entry < p.batch.count; entry += gridDim.x) {
+      clear_padding(entry, threadIdx.x, kSoftmaxRunsThreads);
+    }
+  } else {
+    const uint32_t threads = gridDim.x * kSoftmaxRunsThreads;
+    clear_padding(0, blockIdx.x * kSoftmaxRunsThreads + threadIdx.x, threads);
+  }
+  for (uint32_t block = blockIdx.x; block < all; block += gridDim.x, turn ^= 1) {
+    WaitForCopies();
+    __syncthreads();  // the last block's pieces have been read
+    const uint32_t entry = entry_of(block);
+    const CutsOfRows cuts(p.batch, p.pattern, p.row_cuts, entry);
+    RowCut(&own_cuts)[2] = cuts_ahead[warp][turn];
+    const RowCut from = cuts.Within(own_cuts[0]), to = cuts.EndWithin<kUnits>(from, own_cuts[1]);
+    __syncwarp();
+    ask_for_cuts(block + 2 * gridDim.x, own_cuts);
+    if constexpr (!kConfig.batched) {
+      if (block + gridDim.x < all) prefetch(cuts, cuts_ahead[warp][turn ^ 1][0]);
+    }
     const int begin = from.entry, base = begin - begin % kRun;
     const int end = Clamp(to.entry, base, base + kMost * kWarp);
     const T* values = p.values.At<const T>(p.batch, entry);
@@ -125,12 +201,6 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads, kConfig.Blocks(sizeof(T))
                       CeilDivide(end, kRun) * kRun <= cuts.nse;
     const auto sum = [](Acc a, Acc b) { return a + b; };
     const auto greater = [](Acc a, Acc b) { return Greater(a, b); };
-    // Each run clears a part of the padding, whose begin comes together with the cuts.
-    const uint32_t stored = RowBounds::Clamp(cuts.offsets[cuts.rows], cuts.nse);
-    for (uint32_t i = stored + number * kWarp + lane; i < static_cast<uint32_t>(cuts.nse);
-         i += down * kWarps * kWarp) {
-      FromAccumulator(Acc(0), &out[i]);
-    }
     const auto note = [&](const CutOfRun& cut, int behind) {
       if (lane == 0) pieces.rows[behind] = cut.is_within ? cut.row : pieces.kNone;
     };
@@ -141,9 +211,17 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads, kConfig.Blocks(sizeof(T))
       EntriesOfLane<T, kCount> entries, of_tangent;
       entries.Load(values, place, end - 1, wide);
       if constexpr (kBackward) of_tangent.Load(tangent, place, end - 1, wide);
+      constexpr int kRowsOfLane = 2;  // asked for at once, which suffice unless rows are very short
       const int own_row = from.row + lane;
-      const int own_begin = cuts.offsets[own_row < cuts.rows ? own_row : cuts.rows];
-      const CutOfRun cut_in_front(cuts, from), cut_behind(cuts, to);
+      int own_begins[kRowsOfLane];
+#pragma unroll
+      for (int r = 0; r < kRowsOfLane; ++r) {
+        const int row = own_row + r * kWarp;
+        own_begins[r] = cuts.offsets[row < cuts.rows ? row : cuts.rows];
+      }
+      const CutOfRun cut_behind(cuts, to);
+      const CutOfRun cut_in_front(cuts, from, __shfl_sync(kAllLanes, own_begins[0], 0),
+                                  __shfl_sync(kAllLanes, own_begins[0], 1));
       const RunOfRows run(cut_in_front, cut_behind);
       const bool has_pieces = run.has_begun || run.has_new;
       note(cut_in_front, warp);
@@ -159,8 +237,10 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads, kConfig.Blocks(sizeof(T))
       };
       if (lane < kWords) begins[lane] = bit_of(begin - base) | bit_of(end - base);
       __syncwarp();
-      mark(own_begin);
-      for (int row = own_row + kWarp; row <= to.row && row < cuts.rows; row += kWarp) {
+#pragma unroll
+      for (int r = 0; r < kRowsOfLane; ++r) mark(own_begins[r]);
+      for (int row = own_row + kRowsOfLane * kWarp; row <= to.row && row < cuts.rows;
+           row += kWarp) {
         mark(cuts.offsets[row]);
       }
       __syncwarp();
@@ -253,7 +333,7 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads, kConfig.Blocks(sizeof(T))
           x[k] *= sums[k];
         }
       }
-      StoreEntries<T>(out + place, EntriesWithin<kCount>(place, first, last), wide, x);
+      stages[warp].Store(out, base, first, last, wide, x);
     };
     if (begin < end && end - base <= kFew * kWarp) {
       compute.template operator()<kFew>();
