@@ -77,20 +77,25 @@ struct StageOfRun {
       vectors[slot_of(lane * kRuns + r)] = vector;
     }
     __syncwarp();
+    const auto write = [&](int at) {
+      to[at] = vectors[slot_of((at - place) / kRun)].elements[(at - place) % kRun];
+    };
+    if (!wide) {
+      for (int at = first + lane; at < last; at += kWarp) write(at);
+      return;
+    }
 #pragma unroll
     for (int r = 0; r < kRuns; ++r) {
       const int at = place + (r * kWarp + lane) * kRun;
-      if (at >= last || at + kRun <= first) continue;
-      const Vector<T, kRun> vector = vectors[slot_of(r * kWarp + lane)];
-      if (wide && at >= first && at + kRun <= last) {
-        *reinterpret_cast<Vector<T, kRun>*>(to + at) = vector;
-      } else {
-#pragma unroll
-        for (int e = 0; e < kRun; ++e) {
-          if (at + e >= first && at + e < last) to[at + e] = vector.elements[e];
-        }
-      }
+      if (at < first || at + kRun > last) continue;
+      *reinterpret_cast<Vector<T, kRun>*>(to + at) = vectors[slot_of(r * kWarp + lane)];
     }
+    // Of vectors that are not whole, at both ends.
+    const int begin = first + (kRun - 1) - (first + (kRun - 1)) % kRun, end = last - last % kRun;
+    const bool in_front = lane < kRun;
+    const int at = in_front ? first + lane : end + lane - kRun;
+    const bool is_written = in_front ? at < begin : at >= begin && lane < 2 * kRun;
+    if (is_written && at < last) write(at);
   }
 };
 
@@ -113,16 +118,14 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads, kConfig.Blocks(sizeof(T))
   constexpr int kMost = kConfig.MostOfLane(), kFew = kConfig.FewOfLane();
   // Lanes begin up to kRun - 1 entries in front of the run, where a load is aligned.
   static_assert(kMost * kWarp >= MostEntriesOfUnits(kUnits) + kRun - 1);
-  // For each entry, whether a row begins. Bits of a lane may be in two words.
-  constexpr int kWords = kMost + 1;
-  static __shared__ uint32_t bits[kWarps][kWords];
+  static __shared__ MarkedBegins<kMost * kWarp> marks[kWarps];
   static __shared__ PiecesOfBlock<Acc, kBackward> pieces;
   static __shared__ StageOfRun<T, kMost> stages[kWarps];
   // In front of each warp's run and behind it, and of the next one.
   alignas(16) static __shared__ RowCut cuts_ahead[kWarps][2][2];
   LetNextKernelBegin();
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  uint32_t (&begins)[kWords] = bits[warp];
+  MarkedBegins<kMost* kWarp>& begins = marks[warp];
   const Acc scale = static_cast<Acc>(p.scale);
   const auto down =
       static_cast<uint32_t>(SoftmaxBlocksDown(p.pattern.rows, p.pattern.nse, kUnitsOfBlock));
@@ -207,7 +210,7 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads, kConfig.Blocks(sizeof(T))
 
     // With so many entries in a lane.
     const auto compute = [&]<int kCount>() {
-      const int place = base + lane * kCount, bit = lane * kCount;
+      const int place = base + lane * kCount;
       EntriesOfLane<T, kCount> entries, of_tangent;
       entries.Load(values, place, end - 1, wide);
       if constexpr (kBackward) of_tangent.Load(tangent, place, end - 1, wide);
@@ -229,14 +232,12 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads, kConfig.Blocks(sizeof(T))
 
       // What stands in front of the run, and behind it, is told apart as if it were rows, too.
       // Where an empty row begins the next one does, too.
-      const auto bit_of = [&](uint32_t at) { return at / 32 == lane ? 1u << at % 32 : 0; };
       const auto mark = [&](int at_row) {
-        if (at_row < begin || at_row >= end) return;
-        const uint32_t bit_of_row = at_row - base;
-        atomicOr(&begins[bit_of_row / 32], 1u << bit_of_row % 32);
+        if (at_row >= begin && at_row < end) begins.of_entries[at_row - base] = 1;
       };
-      if (lane < kWords) begins[lane] = bit_of(begin - base) | bit_of(end - base);
+      begins.Clear(lane);
       __syncwarp();
+      if (lane < 2) begins.of_entries[(lane == 0 ? begin : end) - base] = 1;
 #pragma unroll
       for (int r = 0; r < kRowsOfLane; ++r) mark(own_begins[r]);
       for (int row = own_row + kRowsOfLane * kWarp; row <= to.row && row < cuts.rows;
@@ -244,9 +245,7 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads, kConfig.Blocks(sizeof(T))
         mark(cuts.offsets[row]);
       }
       __syncwarp();
-      uint64_t word = begins[bit / 32];
-      if constexpr (32 % kCount != 0) word |= uint64_t{begins[bit / 32 + 1]} << 32;
-      RowBegins rows(static_cast<uint32_t>(word >> bit % 32) & ((1u << kCount) - 1));
+      RowBegins rows(begins.template OfLane<kCount>(lane));
 
       // The first entry of a row that has begun and the last one of a new row know what the run has
       // of it.
