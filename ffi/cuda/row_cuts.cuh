@@ -21,7 +21,8 @@ struct CutsOfRows {
         units(static_cast<int>(RowUnits(pattern.rows, pattern.nse))) {}
 
   __device__ __forceinline__ RowCut Within(const RowCut& cut) const {
-    return {Clamp(cut.row, 0, rows), Clamp(cut.entry, 0, nse)};
+    return {static_cast<int>(jaxsparse::Within(cut.row, int64_t{rows} + 1)),
+            static_cast<int>(jaxsparse::Within(cut.entry, int64_t{nse} + 1))};
   }
   __device__ __forceinline__ RowCut At(int unit) const { return Within(cuts[unit]); }
   // The end of kUnits units in front of that one, which have no more than there can be.

@@ -39,9 +39,8 @@ struct RowBegins {
     return 1u << (k % 4 * 8 + k / 4);
   }
   __device__ __forceinline__ static constexpr uint32_t BitsUpTo(int k) {
-    uint32_t bits = 0;
-    for (int i = 0; i <= k; ++i) bits |= BitOf(i);
-    return bits;
+    const uint32_t each = 0x01010101;
+    return each * ((1u << k / 4) - 1) | each >> (3 - k % 4) * 8 << k / 4;
   }
 
   __device__ __forceinline__ RowBegins(uint32_t own_begins)

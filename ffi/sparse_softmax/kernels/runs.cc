@@ -50,9 +50,12 @@ KernelSource Source(const char* kernel, const SparseSoftmaxProblem& p) {
 constexpr CudaKernel<SparseSoftmaxProblem> kRuns{
     [](const SparseSoftmaxProblem& p) { return Source("SparseSoftmaxRuns", p); },
     [](const SparseSoftmaxProblem& p) {
-      // As many as run at once: they have the next run on its way while they compute one.
-      const int64_t most = kMultiprocessors * ConfigOf(p).Blocks(SizeOf(p.dtype));
-      return LaunchShape{std::min(Blocks(p), most), kSoftmaxRunsThreads};
+      // Of many runs as many as run at once: they have the next run on its way while they compute
+      // one. Of few, blocks that end early make room for those of the second kernel.
+      constexpr int64_t kManyTurns = 4;
+      const int64_t at_once = kMultiprocessors * ConfigOf(p).Blocks(SizeOf(p.dtype));
+      const int64_t blocks = Blocks(p) < kManyTurns * at_once ? Blocks(p) : at_once;
+      return LaunchShape{blocks, kSoftmaxRunsThreads};
     }};
 
 int64_t BytesOfPieces(const SparseSoftmaxProblem& p) {

@@ -29,7 +29,7 @@ struct EntriesOfLane {
   // Those from a place on. What stands behind the last one is another entry: nobody asks for it.
   __device__ __forceinline__ void Load(const T* from, int place, int last, bool wide) {
     if (wide) {
-      const int last_run = last - last % kRun;
+      const int last_run = last & -kRun;
 #pragma unroll
       for (int r = 0; r < kRuns; ++r) {
         const int at = place + r * kRun;
@@ -78,9 +78,11 @@ struct StageOfRun {
     }
     __syncwarp();
     const auto write = [&](int at) {
-      to[at] = vectors[slot_of((at - place) / kRun)].elements[(at - place) % kRun];
+      const auto of_run = static_cast<uint32_t>(at - place);
+      to[at] = vectors[slot_of(of_run / kRun)].elements[of_run % kRun];
     };
     if (!wide) {
+#pragma unroll 1
       for (int at = first + lane; at < last; at += kWarp) write(at);
       return;
     }
@@ -91,7 +93,7 @@ struct StageOfRun {
       *reinterpret_cast<Vector<T, kRun>*>(to + at) = vectors[slot_of(r * kWarp + lane)];
     }
     // Of vectors that are not whole, at both ends.
-    const int begin = first + (kRun - 1) - (first + (kRun - 1)) % kRun, end = last - last % kRun;
+    const int begin = (first + kRun - 1) & -kRun, end = last & -kRun;
     const bool in_front = lane < kRun;
     const int at = in_front ? first + lane : end + lane - kRun;
     const bool is_written = in_front ? at < begin : at >= begin && lane < 2 * kRun;
@@ -117,7 +119,7 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads, kConfig.Blocks(sizeof(T))
   constexpr int kUnitsOfBlock = kConfig.UnitsOfBlock();
   constexpr int kMost = kConfig.MostOfLane(), kFew = kConfig.FewOfLane();
   // Lanes begin up to kRun - 1 entries in front of the run, where a load is aligned.
-  static_assert(kMost * kWarp >= MostEntriesOfUnits(kUnits) + kRun - 1);
+  static_assert(MostEntriesOfUnits(kUnits) + kRun - 1 <= kMost * kWarp);
   static __shared__ MarkedBegins<kMost * kWarp> marks[kWarps];
   static __shared__ PiecesOfBlock<Acc, kBackward> pieces;
   static __shared__ StageOfRun<T, kMost> stages[kWarps];
@@ -125,7 +127,7 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads, kConfig.Blocks(sizeof(T))
   alignas(16) static __shared__ RowCut cuts_ahead[kWarps][2][2];
   LetNextKernelBegin();
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  MarkedBegins<kMost* kWarp>& begins = marks[warp];
+  MarkedBegins<kMost * kWarp>& begins = marks[warp];
   const Acc scale = static_cast<Acc>(p.scale);
   const auto down =
       static_cast<uint32_t>(SoftmaxBlocksDown(p.pattern.rows, p.pattern.nse, kUnitsOfBlock));
@@ -193,15 +195,15 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads, kConfig.Blocks(sizeof(T))
     if constexpr (!kConfig.batched) {
       if (block + gridDim.x < all) prefetch(cuts, cuts_ahead[warp][turn ^ 1][0]);
     }
-    const int begin = from.entry, base = begin - begin % kRun;
-    const int end = Clamp(to.entry, base, base + kMost * kWarp);
+    const int begin = from.entry, base = begin & -kRun;
+    const int end = to.entry;
     const T* values = p.values.At<const T>(p.batch, entry);
     const T* tangent = kBackward ? p.tangent.At<const T>(p.batch, entry) : nullptr;
     T* out = p.out.At<T>(p.batch, entry);
     using Wide = Vector<T, kRun>;
     const bool wide = IsAligned<Wide>(values) && IsAligned<Wide>(out) &&
                       (!kBackward || IsAligned<Wide>(tangent)) &&
-                      CeilDivide(end, kRun) * kRun <= cuts.nse;
+                      ((end + kRun - 1) & -kRun) <= cuts.nse;
     const auto sum = [](Acc a, Acc b) { return a + b; };
     const auto greater = [](Acc a, Acc b) { return Greater(a, b); };
     const auto note = [&](const CutOfRun& cut, int behind) {
@@ -240,6 +242,7 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads, kConfig.Blocks(sizeof(T))
       if (lane < 2) begins.of_entries[(lane == 0 ? begin : end) - base] = 1;
 #pragma unroll
       for (int r = 0; r < kRowsOfLane; ++r) mark(own_begins[r]);
+#pragma unroll 1
       for (int row = own_row + kRowsOfLane * kWarp; row <= to.row && row < cuts.rows;
            row += kWarp) {
         mark(cuts.offsets[row]);
