@@ -146,21 +146,18 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads, kConfig.Blocks(sizeof(T))
     AsyncCopyWordOrZero(AddressOfShared(reinterpret_cast<int32_t*>(to) + lane),
                         words + lane % kWords, true);
   };
-  // Brings the entries of the run behind a cut, and where its rows begin, to L2.
-  const auto prefetch = [&](const CutsOfRows& cuts, const RowCut& front) {
-    constexpr int kLine = 128, kLinesOfRows = 4, kRowsOfLine = kLine / 4;
-    constexpr int kMostLines = kMost * static_cast<int>(sizeof(T)) / 4;
-    constexpr int kLinesOfRun =
-        kMostLines < kWarp - kLinesOfRows ? kMostLines : kWarp - kLinesOfRows;
-    static_assert(kLinesOfRows * kRowsOfLine > MostRowsOfUnits(kUnits));
-    const RowCut cut = cuts.Within(front);
-    const int at = cut.entry + lane * (kLine / static_cast<int>(sizeof(T)));
-    const int row = cut.row + (kWarp - 1 - lane) * kRowsOfLine;
-    if (lane < kLinesOfRun && at < cuts.nse) {
-      PrefetchToL2(p.values.At<const T>(p.batch, 0) + at);
-      if constexpr (kBackward) PrefetchToL2(p.tangent.At<const T>(p.batch, 0) + at);
-    }
-    if (lane >= kWarp - kLinesOfRows && row <= cuts.rows) PrefetchToL2(&cuts.offsets[row]);
+  // Brings the block's next entries, and where their rows begin, to L2: a warp has each array.
+  const auto prefetch = [&](const CutsOfRows& cuts, int turn) {
+    const RowCut front = cuts.Within(cuts_ahead[0][turn][0]);
+    const RowCut behind = cuts.Within(cuts_ahead[kWarps - 1][turn][1]);
+    const auto of_entries = [&](const Array& array) {
+      const T* entries = array.At<const T>(p.batch, 0);
+      PrefetchToL2(entries + front.entry, entries + behind.entry);
+    };
+    if (lane > 0) return;
+    if (warp == 0) of_entries(p.values);
+    if (warp == 1) PrefetchToL2(cuts.offsets + front.row, cuts.offsets + behind.row);
+    if (kBackward && warp == 2) of_entries(p.tangent);
   };
   // Clears padding, a part of it in each block, or of some batch entries.
   const auto clear_padding = [&](uint32_t entry, uint32_t first, uint32_t threads) {
@@ -193,7 +190,7 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads, kConfig.Blocks(sizeof(T))
     __syncwarp();
     ask_for_cuts(block + 2 * gridDim.x, own_cuts);
     if constexpr (!kConfig.batched) {
-      if (block + gridDim.x < all) prefetch(cuts, cuts_ahead[warp][turn ^ 1][0]);
+      if (block + gridDim.x < all) prefetch(cuts, turn ^ 1);
     }
     const int begin = from.entry, base = begin & -kRun;
     const int end = to.entry;

@@ -103,6 +103,10 @@ inline void Prefetch(const void* from) {
   static_cast<void>(*static_cast<const volatile char*>(from));
 }
 inline void PrefetchToL2(const void* from) { Prefetch(from); }
+inline void PrefetchToL2(const void* begin, const void* end) {
+  const auto* from = static_cast<const char*>(begin);
+  for (const char* at = from; at < end; ++at) Prefetch(at);
+}
 
 // A thread that loads in this way or looks at a clock may poll: the others get a turn.
 inline uint32_t LoadRelaxed(const uint32_t* from) {
