@@ -7,6 +7,7 @@
 // blocks, and writes the entries.
 //
 // Loads wait for cuts alone, and then all are on their way at once: values, and where rows begin.
+// Where a block has several runs, cuts and values of later ones come nearer meanwhile.
 // The second kernel has entries in registers before the first one ends.
 //
 // Floor: values in and out once, 2 or 3 times nse elements, and those of rows which several blocks
