@@ -130,12 +130,17 @@ __device__ __forceinline__ void InitBarrier(uint64_t* barrier, uint32_t arrivals
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(address), "r"(arrivals) : "memory");
 }
 
-// Have the L1 or the L2 cache fetch what a load will want.
+// Have the L1 or L2 cache fetch what a load will want: a line, or, from 9.0 on, many runs of 16 bytes.
 __device__ __forceinline__ void Prefetch(const void* from) {
   asm volatile("prefetch.global.L1 [%0];" ::"l"(__cvta_generic_to_global(from)));
 }
 __device__ __forceinline__ void PrefetchToL2(const void* from) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+}
+__device__ __forceinline__ void PrefetchToL2(const void* from, uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes));
+#endif
 }
 
 // 16 bytes of global memory by one store, which compilers may take apart where numbers were
@@ -277,15 +282,6 @@ __device__ __forceinline__ void WaitForPrologue() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
-// Brings what lies between two addresses nearer, in whole runs of 16 bytes, by one instruction.
-__device__ __forceinline__ void PrefetchToL2(const void* begin, const void* end) {
-  const uint64_t from = (__cvta_generic_to_global(begin) + 15) & ~uint64_t{15};
-  const uint64_t to = __cvta_generic_to_global(end) & ~uint64_t{15};
-  if (from >= to) return;
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from),
-               "r"(static_cast<uint32_t>(to - from)));
-}
-
 // Makes what the thread has written to shared memory known to bulk copies and to the tensor cores
 // of warpgroups.
 __device__ __forceinline__ void FenceShared() {
@@ -405,11 +401,8 @@ __device__ __forceinline__ bool TryWaitOfCluster(uint64_t* barrier, uint32_t odd
   const uint32_t address = AddressOfShared(barrier);
   uint32_t done;
   asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
-      "selp.u32 %0, 1, 0, p;\n"
-      "}"
+      "{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p; }"
       : "=r"(done)
       : "r"(address), "r"(odd)
       : "memory");
@@ -418,11 +411,10 @@ __device__ __forceinline__ bool TryWaitOfCluster(uint64_t* barrier, uint32_t odd
 
 #else
 
-// On earlier architectures kernels run one after the other, and nothing is brought nearer by
-// length. They have nothing of what follows: kernels that use it compile, and stop.
+// On earlier architectures kernels run one after the other. They have nothing of what follows:
+// kernels that use it compile, and stop.
 __device__ __forceinline__ void LetNextKernelBegin() {}
 __device__ __forceinline__ void WaitForPrologue() {}
-__device__ __forceinline__ void PrefetchToL2(const void*, const void*) {}
 __device__ __forceinline__ void FenceShared() { asm volatile("trap;"); }
 __device__ __forceinline__ void Arrive(uint64_t*) { asm volatile("trap;"); }
 __device__ __forceinline__ void ArriveWhenCopied(uint64_t*) { asm volatile("trap;"); }

@@ -103,9 +103,11 @@ inline void Prefetch(const void* from) {
   static_cast<void>(*static_cast<const volatile char*>(from));
 }
 inline void PrefetchToL2(const void* from) { Prefetch(from); }
-inline void PrefetchToL2(const void* begin, const void* end) {
-  const auto* from = static_cast<const char*>(begin);
-  for (const char* at = from; at < end; ++at) Prefetch(at);
+inline void PrefetchToL2(const void* from, uint32_t bytes) {
+  if ((reinterpret_cast<uintptr_t>(from) | bytes) % 16 != 0) {
+    emulated::Block::Fail("misaligned prefetch");
+  }
+  for (uint32_t at = 0; at < bytes; ++at) Prefetch(static_cast<const char*>(from) + at);
 }
 
 // A thread that loads in this way or looks at a clock may poll: the others get a turn.
