@@ -130,17 +130,12 @@ __device__ __forceinline__ void InitBarrier(uint64_t* barrier, uint32_t arrivals
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(address), "r"(arrivals) : "memory");
 }
 
-// Have the L1 or L2 cache fetch what a load will want: a line, or, from 9.0 on, many runs of 16 bytes.
+// Have the L1 or the L2 cache fetch what a load will want.
 __device__ __forceinline__ void Prefetch(const void* from) {
   asm volatile("prefetch.global.L1 [%0];" ::"l"(__cvta_generic_to_global(from)));
 }
 __device__ __forceinline__ void PrefetchToL2(const void* from) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
-}
-__device__ __forceinline__ void PrefetchToL2(const void* from, uint32_t bytes) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes));
-#endif
 }
 
 // 16 bytes of global memory by one store, which compilers may take apart where numbers were
@@ -281,6 +276,9 @@ __device__ __forceinline__ void LetNextKernelBegin() {
 __device__ __forceinline__ void WaitForPrologue() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
+__device__ __forceinline__ void PrefetchToL2(const void* from, uint32_t bytes) {  // 16 and more
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes));
+}
 
 // Makes what the thread has written to shared memory known to bulk copies and to the tensor cores
 // of warpgroups.
@@ -415,6 +413,7 @@ __device__ __forceinline__ bool TryWaitOfCluster(uint64_t* barrier, uint32_t odd
 // kernels that use it compile, and stop.
 __device__ __forceinline__ void LetNextKernelBegin() {}
 __device__ __forceinline__ void WaitForPrologue() {}
+__device__ __forceinline__ void PrefetchToL2(const void*, uint32_t) {}
 __device__ __forceinline__ void FenceShared() { asm volatile("trap;"); }
 __device__ __forceinline__ void Arrive(uint64_t*) { asm volatile("trap;"); }
 __device__ __forceinline__ void ArriveWhenCopied(uint64_t*) { asm volatile("trap;"); }
