@@ -294,6 +294,9 @@ __device__ __forceinline__ void LetNextKernelBegin() {
 __device__ __forceinline__ void WaitForPrologue() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
+__device__ __forceinline__ void PrefetchToL2(const void* from, uint32_t bytes) {  // 16 and more
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes));
+}
 
 // Makes what the thread has written to shared memory known to bulk copies and to the tensor cores
 // of warpgroups.
@@ -414,11 +417,8 @@ __device__ __forceinline__ bool TryWaitOfCluster(uint64_t* barrier, uint32_t odd
   const uint32_t address = AddressOfShared(barrier);
   uint32_t done;
   asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
-      "selp.u32 %0, 1, 0, p;\n"
-      "}"
+      "{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p; }"
       : "=r"(done)
       : "r"(address), "r"(odd)
       : "memory");
@@ -431,6 +431,7 @@ __device__ __forceinline__ bool TryWaitOfCluster(uint64_t* barrier, uint32_t odd
 // kernels that use it compile, and stop.
 __device__ __forceinline__ void LetNextKernelBegin() {}
 __device__ __forceinline__ void WaitForPrologue() {}
+__device__ __forceinline__ void PrefetchToL2(const void*, uint32_t) {}
 __device__ __forceinline__ void FenceShared() { asm volatile("trap;"); }
 __device__ __forceinline__ void Arrive(uint64_t*) { asm volatile("trap;"); }
 __device__ __forceinline__ void ArriveWhenCopied(uint64_t*) { asm volatile("trap;"); }

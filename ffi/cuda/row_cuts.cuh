@@ -20,13 +20,19 @@ struct CutsOfRows {
         nse(static_cast<int>(pattern.nse)),
         units(static_cast<int>(RowUnits(pattern.rows, pattern.nse))) {}
 
-  __device__ __forceinline__ RowCut At(int unit) const {
-    return {Clamp(cuts[unit].row, 0, rows), Clamp(cuts[unit].entry, 0, nse)};
+  __device__ __forceinline__ RowCut Within(const RowCut& cut) const {
+    return {static_cast<int>(jaxsparse::Within(cut.row, int64_t{rows} + 1)),
+            static_cast<int>(jaxsparse::Within(cut.entry, int64_t{nse} + 1))};
   }
+  __device__ __forceinline__ RowCut At(int unit) const { return Within(cuts[unit]); }
   // The end of kUnits units in front of that one, which have no more than there can be.
   template <int kUnits>
   __device__ __forceinline__ RowCut EndOf(const RowCut& begin, int next) const {
-    const RowCut end = At(next < units ? next : units);
+    return EndWithin<kUnits>(begin, cuts[next < units ? next : units]);
+  }
+  template <int kUnits>
+  __device__ __forceinline__ RowCut EndWithin(const RowCut& begin, const RowCut& cut) const {
+    const RowCut end = Within(cut);
     return {Clamp(end.row, begin.row, begin.row + MostRowsOfUnits(kUnits)),
             Clamp(end.entry, begin.entry, begin.entry + MostEntriesOfUnits(kUnits))};
   }

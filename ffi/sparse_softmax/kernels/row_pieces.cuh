@@ -34,13 +34,17 @@ struct CutOfRun {
   int row_begin, row_end;  // as offsets say
   bool is_within;          // the row, which both runs have a piece of
 
-  // Behind the last row, too, there is an offset. No load waits for another one.
-  __device__ __forceinline__ CutOfRun(const CutsOfRows& cuts, const RowCut& cut)
+  __device__ __forceinline__ CutOfRun(const CutsOfRows& cuts, const RowCut& cut, int row_begin,
+                                      int row_end)
       : row(cut.row),
         entry(cut.entry),
-        row_begin(cuts.offsets[row]),
-        row_end(cuts.offsets[row < cuts.rows ? row + 1 : row]),
-        is_within((row < cuts.rows) & (entry > row_begin)) {
+        row_begin(row_begin),
+        row_end(row_end),
+        is_within((row < cuts.rows) & (entry > row_begin)) {}
+  // Behind the last row, too, there is an offset. No load waits for another one.
+  __device__ __forceinline__ CutOfRun(const CutsOfRows& cuts, const RowCut& cut)
+      : CutOfRun(cuts, cut, cuts.offsets[cut.row],
+                 cuts.offsets[cut.row < cuts.rows ? cut.row + 1 : cut.row]) {
     KeepInRegister(row_end);  // or it is loaded where it is looked at
   }
 };

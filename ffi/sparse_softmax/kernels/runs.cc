@@ -14,11 +14,13 @@ namespace {
 // rows: patterns that cuts come with are those of graphs.
 constexpr SoftmaxCostModel kCostModel{.launch_us = 2.9, .entry_us = 2.2e-6};
 
+constexpr int64_t kMultiprocessors = 132;
+
 SparseSoftmaxRunsConfig ConfigOf(const SparseSoftmaxProblem& p) {
   SparseSoftmaxRunsConfig config{.backward = p.backward, .batched = p.batch.rank > 0};
   // Long runs take fewer instructions for an entry. But where there are few of them, some
   // multiprocessors would have nothing to do, and others one run behind the other.
-  constexpr int64_t kMultiprocessors = 132, kLongRun = 6, kManyLongRuns = kMultiprocessors * 28;
+  constexpr int64_t kLongRun = 6, kManyLongRuns = kMultiprocessors * 28;
   const int64_t units = p.batch.count * RowUnits(p.pattern.rows, p.pattern.nse);
   if (units >= kManyLongRuns * kLongRun && SizeOf(p.dtype) < 8) config.units = kLongRun;
   // All of the second kernel's blocks are to find room while the first one ends.
@@ -29,6 +31,7 @@ SparseSoftmaxRunsConfig ConfigOf(const SparseSoftmaxProblem& p) {
   return config;
 }
 
+// Of runs, each of four warps.
 int64_t Blocks(const SparseSoftmaxProblem& p) {
   const int units = ConfigOf(p).UnitsOfBlock();
   return p.batch.count * SoftmaxBlocksDown(p.pattern.rows, p.pattern.nse, units);
@@ -46,7 +49,14 @@ KernelSource Source(const char* kernel, const SparseSoftmaxProblem& p) {
 
 constexpr CudaKernel<SparseSoftmaxProblem> kRuns{
     [](const SparseSoftmaxProblem& p) { return Source("SparseSoftmaxRuns", p); },
-    [](const SparseSoftmaxProblem& p) { return LaunchShape{Blocks(p), kSoftmaxRunsThreads}; }};
+    [](const SparseSoftmaxProblem& p) {
+      // Of many runs as many as run at once: they have the next run on its way while they compute
+      // one. Of few, blocks that end early make room for those of the second kernel.
+      constexpr int64_t kManyTurns = 4;
+      const int64_t at_once = kMultiprocessors * ConfigOf(p).Blocks(SizeOf(p.dtype));
+      const int64_t blocks = Blocks(p) < kManyTurns * at_once ? Blocks(p) : at_once;
+      return LaunchShape{blocks, kSoftmaxRunsThreads};
+    }};
 
 int64_t BytesOfPieces(const SparseSoftmaxProblem& p) {
   const int64_t number = std::max<int64_t>(SizeOf(p.dtype), 4);

@@ -7,84 +7,17 @@
 // blocks, and writes the entries.
 //
 // Loads wait for cuts alone, and then all are on their way at once: values, and where rows begin.
+// Where a block has several runs, cuts and values of later ones come nearer meanwhile.
 // The second kernel has entries in registers before the first one ends.
 //
 // Floor: values in and out once, 2 or 3 times nse elements, and those of rows which several blocks
 // have entries of once more, from L2.
-#include "cuda/vector_access.cuh"
 #include "sparse_softmax/kernels/row_pieces.cuh"
 #include "sparse_softmax/kernels/row_scan.cuh"
+#include "sparse_softmax/kernels/run_entries.cuh"
 #include "sparse_softmax/kernels/runs.h"
 
 namespace jaxsparse {
-
-constexpr int kRun = 4;  // entries that one load brings, where their place is a multiple of that
-
-// Neighbouring entries of a lane, as they stand in memory.
-template <typename T, int kCount>
-struct EntriesOfLane {
-  static constexpr int kRuns = kCount / kRun;
-  Vector<T, kRun> runs[kRuns];
-
-  // Those from a place on. What stands behind the last one is another entry: nobody asks for it.
-  __device__ __forceinline__ void Load(const T* from, int place, int last, bool wide) {
-    if (wide) {
-      const int last_run = last - last % kRun;
-#pragma unroll
-      for (int r = 0; r < kRuns; ++r) {
-        const int at = place + r * kRun;
-        runs[r] = *reinterpret_cast<const Vector<T, kRun>*>(from + (at < last_run ? at : last_run));
-      }
-      return;
-    }
-#pragma unroll
-    for (int k = 0; k < kCount; ++k) {
-      runs[k / kRun].elements[k % kRun] = from[place + k < last ? place + k : last];
-    }
-  }
-  __device__ __forceinline__ Accumulator<T> Get(int k) const {
-    return ToAccumulator(runs[k / kRun].elements[k % kRun]);
-  }
-};
-
-// Those of a lane's entries, a bit for each, that stand from `begin` to `end`.
-template <int kCount>
-__device__ __forceinline__ uint32_t EntriesWithin(int place, int begin, int end) {
-  const int first = Clamp(begin - place, 0, kCount), behind = Clamp(end - place, 0, kCount);
-  return ((1u << behind) - 1) & ~((1u << first) - 1);
-}
-
-// Writes those of a lane's entries which have a bit.
-template <typename T, int kCount>
-__device__ __forceinline__ void StoreEntries(T* to, uint32_t which, bool wide,
-                                             const Accumulator<T> (&from)[kCount]) {
-  constexpr uint32_t kAll = (1u << kCount) - 1;
-  Vector<T, kRun> runs[kCount / kRun];
-#pragma unroll
-  for (int k = 0; k < kCount; ++k) {
-    FromAccumulator(from[k], &runs[k / kRun].elements[k % kRun]);
-  }
-  if (wide && which == kAll) {
-#pragma unroll
-    for (int r = 0; r < kCount / kRun; ++r) {
-      *reinterpret_cast<Vector<T, kRun>*>(to + r * kRun) = runs[r];
-    }
-  } else {
-#pragma unroll
-    for (int k = 0; k < kCount; ++k) {
-      if ((which >> k & 1) != 0) to[k] = runs[k / kRun].elements[k % kRun];
-    }
-  }
-}
-
-// Whether all of a lane's entries are at most as large, and numbers.
-template <typename T, int kCount>
-__device__ __forceinline__ bool AreAtMost(const EntriesOfLane<T, kCount>& entries, float most) {
-  bool are = true;
-#pragma unroll
-  for (int k = 0; k < kCount; ++k) are &= fabsf(entries.Get(k)) <= most;
-  return are;
-}
 
 template <typename T, SparseSoftmaxRunsConfig kConfig>
 __global__ void __launch_bounds__(kSoftmaxRunsThreads, kConfig.Blocks(sizeof(T)))
@@ -95,55 +28,111 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads, kConfig.Blocks(sizeof(T))
   constexpr int kUnitsOfBlock = kConfig.UnitsOfBlock();
   constexpr int kMost = kConfig.MostOfLane(), kFew = kConfig.FewOfLane();
   // Lanes begin up to kRun - 1 entries in front of the run, where a load is aligned.
-  static_assert(kMost * kWarp >= MostEntriesOfUnits(kUnits) + kRun - 1);
-  // For each entry, whether a row begins. Bits of a lane may be in two words.
-  constexpr int kWords = kMost + 1;
-  static __shared__ uint32_t bits[kWarps][kWords];
+  static_assert(MostEntriesOfUnits(kUnits) + kRun - 1 <= kMost * kWarp);
+  static __shared__ MarkedBegins<kMost * kWarp> marks[kWarps];
   static __shared__ PiecesOfBlock<Acc, kBackward> pieces;
+  static __shared__ StageOfRun<T, kMost> stages[kWarps];
+  // In front of each warp's run and behind it, and of the next one.
+  alignas(16) static __shared__ RowCut cuts_ahead[kWarps][2][2];
   LetNextKernelBegin();
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  uint32_t (&begins)[kWords] = bits[warp];
+  MarkedBegins<kMost * kWarp>& begins = marks[warp];
   const Acc scale = static_cast<Acc>(p.scale);
   const auto down =
       static_cast<uint32_t>(SoftmaxBlocksDown(p.pattern.rows, p.pattern.nse, kUnitsOfBlock));
   const uint32_t all = static_cast<uint32_t>(p.batch.count) * down;
-  for (uint32_t block = blockIdx.x; block < all; block += gridDim.x) {
-    __syncthreads();  // the last block's pieces have been read
-    const uint32_t entry = kConfig.batched ? block / down : 0;
+  const auto entry_of = [&](uint32_t block) { return kConfig.batched ? block / down : 0; };
+  // Has the cuts in front of the warp's run and behind it copied to shared memory.
+  const auto ask_for_cuts = [&](uint32_t block, RowCut(&to)[2]) {
+    constexpr int kWords = sizeof(RowCut) / 4;
+    if (block >= all || lane >= 2 * kWords) return;
+    const uint32_t entry = entry_of(block);
     const CutsOfRows cuts(p.batch, p.pattern, p.row_cuts, entry);
     const int number = static_cast<int>(block - entry * down) * kWarps + warp;
-    const int unit = number * kUnits < cuts.units ? number * kUnits : cuts.units;
-    const RowCut from = cuts.At(unit), to = cuts.EndOf<kUnits>(from, unit + kUnits);
-    const int begin = from.entry, base = begin - begin % kRun;
-    const int end = Clamp(to.entry, base, base + kMost * kWarp);
+    const int unit = (number + lane / kWords) * kUnits;
+    const auto* words =
+        reinterpret_cast<const int32_t*>(&cuts.cuts[unit < cuts.units ? unit : cuts.units]);
+    AsyncCopyWordOrZero(AddressOfShared(reinterpret_cast<int32_t*>(to) + lane),
+                        words + lane % kWords, true);
+  };
+  // Brings the block's next entries, and where their rows begin, to L2: a warp has each array.
+  const auto prefetch = [&](const CutsOfRows& cuts, int turn) {
+    const RowCut front = cuts.Within(cuts_ahead[0][turn][0]);
+    const RowCut behind = cuts.Within(cuts_ahead[kWarps - 1][turn][1]);
+    const auto of_entries = [&](const Array& array) {
+      const T* entries = array.At<const T>(p.batch, 0);
+      PrefetchBetween(entries + front.entry, entries + behind.entry);
+    };
+    if (lane > 0) return;
+    if (warp == 0) of_entries(p.values);
+    if (warp == 1) PrefetchBetween(cuts.offsets + front.row, cuts.offsets + behind.row);
+    if (kBackward && warp == 2) of_entries(p.tangent);
+  };
+  // Clears padding, a part of it in each block, or of some batch entries.
+  const auto clear_padding = [&](uint32_t entry, uint32_t first, uint32_t threads) {
+    const int32_t* offsets = p.pattern.row_offsets.At<const int32_t>(p.batch, entry);
+    const auto nse = static_cast<uint32_t>(p.pattern.nse);
+    T* out = p.out.At<T>(p.batch, entry);
+    for (uint32_t i = RowBounds::Clamp(offsets[p.pattern.rows], nse) + first; i < nse;
+         i += threads) {
+      FromAccumulator(Acc(0), &out[i]);
+    }
+  };
+  int turn = 0;  // which of the cuts in shared memory are those of the run, not of the next one
+  ask_for_cuts(blockIdx.x, cuts_ahead[warp][0]);
+  ask_for_cuts(blockIdx.x + gridDim.x, cuts_ahead[warp][1]);
+  if constexpr (kConfig.batched) {
+    for (uint32_t entry = blockIdx.x; entry < p.batch.count; entry += gridDim.x) {
+      clear_padding(entry, threadIdx.x, kSoftmaxRunsThreads);
+    }
+  } else {
+    const uint32_t threads = gridDim.x * kSoftmaxRunsThreads;
+    clear_padding(0, blockIdx.x * kSoftmaxRunsThreads + threadIdx.x, threads);
+  }
+  for (uint32_t block = blockIdx.x; block < all; block += gridDim.x, turn ^= 1) {
+    WaitForCopies();
+    __syncthreads();  // the last block's pieces have been read
+    const uint32_t entry = entry_of(block);
+    const CutsOfRows cuts(p.batch, p.pattern, p.row_cuts, entry);
+    RowCut(&own_cuts)[2] = cuts_ahead[warp][turn];
+    const RowCut from = cuts.Within(own_cuts[0]), to = cuts.EndWithin<kUnits>(from, own_cuts[1]);
+    __syncwarp();
+    ask_for_cuts(block + 2 * gridDim.x, own_cuts);
+    if constexpr (!kConfig.batched) {
+      if (block + gridDim.x < all) prefetch(cuts, turn ^ 1);
+    }
+    const int begin = from.entry, base = begin & -kRun;
+    const int end = to.entry;
     const T* values = p.values.At<const T>(p.batch, entry);
     const T* tangent = kBackward ? p.tangent.At<const T>(p.batch, entry) : nullptr;
     T* out = p.out.At<T>(p.batch, entry);
     using Wide = Vector<T, kRun>;
     const bool wide = IsAligned<Wide>(values) && IsAligned<Wide>(out) &&
                       (!kBackward || IsAligned<Wide>(tangent)) &&
-                      CeilDivide(end, kRun) * kRun <= cuts.nse;
+                      ((end + kRun - 1) & -kRun) <= cuts.nse;
     const auto sum = [](Acc a, Acc b) { return a + b; };
     const auto greater = [](Acc a, Acc b) { return Greater(a, b); };
-    // Each run clears a part of the padding, whose begin comes together with the cuts.
-    const uint32_t stored = RowBounds::Clamp(cuts.offsets[cuts.rows], cuts.nse);
-    for (uint32_t i = stored + number * kWarp + lane; i < static_cast<uint32_t>(cuts.nse);
-         i += down * kWarps * kWarp) {
-      FromAccumulator(Acc(0), &out[i]);
-    }
     const auto note = [&](const CutOfRun& cut, int behind) {
       if (lane == 0) pieces.rows[behind] = cut.is_within ? cut.row : pieces.kNone;
     };
 
     // With so many entries in a lane.
     const auto compute = [&]<int kCount>() {
-      const int place = base + lane * kCount, bit = lane * kCount;
+      const int place = base + lane * kCount;
       EntriesOfLane<T, kCount> entries, of_tangent;
       entries.Load(values, place, end - 1, wide);
       if constexpr (kBackward) of_tangent.Load(tangent, place, end - 1, wide);
+      constexpr int kRowsOfLane = 2;  // asked for at once, which suffice unless rows are very short
       const int own_row = from.row + lane;
-      const int own_begin = cuts.offsets[own_row < cuts.rows ? own_row : cuts.rows];
-      const CutOfRun cut_in_front(cuts, from), cut_behind(cuts, to);
+      int own_begins[kRowsOfLane];
+#pragma unroll
+      for (int r = 0; r < kRowsOfLane; ++r) {
+        const int row = own_row + r * kWarp;
+        own_begins[r] = cuts.offsets[row < cuts.rows ? row : cuts.rows];
+      }
+      const CutOfRun cut_behind(cuts, to);
+      const CutOfRun cut_in_front(cuts, from, __shfl_sync(kAllLanes, own_begins[0], 0),
+                                  __shfl_sync(kAllLanes, own_begins[0], 1));
       const RunOfRows run(cut_in_front, cut_behind);
       const bool has_pieces = run.has_begun || run.has_new;
       note(cut_in_front, warp);
@@ -151,22 +140,21 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads, kConfig.Blocks(sizeof(T))
 
       // What stands in front of the run, and behind it, is told apart as if it were rows, too.
       // Where an empty row begins the next one does, too.
-      const auto bit_of = [&](uint32_t at) { return at / 32 == lane ? 1u << at % 32 : 0; };
       const auto mark = [&](int at_row) {
-        if (at_row < begin || at_row >= end) return;
-        const uint32_t bit_of_row = at_row - base;
-        atomicOr(&begins[bit_of_row / 32], 1u << bit_of_row % 32);
+        if (at_row >= begin && at_row < end) begins.of_entries[at_row - base] = 1;
       };
-      if (lane < kWords) begins[lane] = bit_of(begin - base) | bit_of(end - base);
+      begins.Clear(lane);
       __syncwarp();
-      mark(own_begin);
-      for (int row = own_row + kWarp; row <= to.row && row < cuts.rows; row += kWarp) {
+      if (lane < 2) begins.of_entries[(lane == 0 ? begin : end) - base] = 1;
+#pragma unroll
+      for (int r = 0; r < kRowsOfLane; ++r) mark(own_begins[r]);
+#pragma unroll 1
+      for (int row = own_row + kRowsOfLane * kWarp; row <= to.row && row < cuts.rows;
+           row += kWarp) {
         mark(cuts.offsets[row]);
       }
       __syncwarp();
-      uint64_t word = begins[bit / 32];
-      if constexpr (32 % kCount != 0) word |= uint64_t{begins[bit / 32 + 1]} << 32;
-      RowBegins rows(static_cast<uint32_t>(word >> bit % 32) & ((1u << kCount) - 1));
+      RowBegins rows(begins.template OfLane<kCount>(lane));
 
       // The first entry of a row that has begun and the last one of a new row know what the run has
       // of it.
@@ -253,7 +241,7 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads, kConfig.Blocks(sizeof(T))
           x[k] *= sums[k];
         }
       }
-      StoreEntries<T>(out + place, EntriesWithin<kCount>(place, first, last), wide, x);
+      stages[warp].Store(out, base, first, last, wide, x);
     };
     if (begin < end && end - base <= kFew * kWarp) {
       compute.template operator()<kFew>();

@@ -23,8 +23,8 @@ struct SparseSoftmaxRunsConfig {
   // which writes what is next to boundaries.
   constexpr int Blocks(int bytes) const {
     if (bytes == 8) return 2;
-    if (units > 4) return backward || batched ? 6 : 7;
-    return batched ? 6 : 8;
+    if (units > 4) return batched ? 4 : 6;
+    return batched ? 5 : 7;
   }
   constexpr int BlocksOfPieces(int bytes) const {
     return bytes == 8 ? 2 : !backward ? 8 : batched ? 6 : 7;

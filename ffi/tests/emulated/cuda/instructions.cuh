@@ -103,6 +103,12 @@ inline void Prefetch(const void* from) {
   static_cast<void>(*static_cast<const volatile char*>(from));
 }
 inline void PrefetchToL2(const void* from) { Prefetch(from); }
+inline void PrefetchToL2(const void* from, uint32_t bytes) {
+  if ((reinterpret_cast<uintptr_t>(from) | bytes) % 16 != 0) {
+    emulated::Block::Fail("misaligned prefetch");
+  }
+  for (uint32_t at = 0; at < bytes; ++at) Prefetch(static_cast<const char*>(from) + at);
+}
 
 template <typename P>
 P LoadOnce(const P* from) {
