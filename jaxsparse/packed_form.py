@@ -20,6 +20,7 @@ MOST_COLUMNS_OF_GAPS = 8
 
 _MULTIPROCESSORS = 132  # of an H200, whose times are predicted
 _BYTES = 4.2e6  # that come from its memory in a microsecond
+_BYTES_OF_GAPS = 4.7e6  # the same, as they come: piece by piece, in order
 _CLOCKS = 1755  # in a microsecond
 _COLUMNS_OF_PART = 8192  # at most, of a matrix with gaps: multiprocessors keep x of them
 
@@ -127,11 +128,11 @@ def microseconds_of_gaps(lengths: np.ndarray, k: int, n: int) -> float:
     entries = entries_of_gaps(lengths, k)
     of_entry = next(count for most, count in _INSTRUCTIONS if n <= most)
     clocks = entries / LANES * of_entry / (4 * _MULTIPROCESSORS)  # each takes one of four warps
-    return 3.5 + max(2.5 * entries / _BYTES, clocks / _CLOCKS)
+    return 4 + max(2.5 * entries / _BYTES_OF_GAPS, clocks / _CLOCKS)
 
 
 # Of a warp for an entry of each of its lanes: up to so many columns of x, and how many.
-_INSTRUCTIONS = ((1, 6.2), (2, 8), (4, 12), (8, 20))
+_INSTRUCTIONS = ((1, 6.2), (2, 9), (4, 14), (8, 22))
 
 
 def entries_of_gaps(lengths: np.ndarray, k: int) -> float:

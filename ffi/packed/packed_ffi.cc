@@ -45,7 +45,7 @@ void TakePattern(CallParser& call, Dimension& m, Dimension& k, Dimension& words,
   p.m = m.size;
   p.k = k.size;
   const int64_t panels = p.cell == 0 ? 1 : PackedPanels(p.k, p.parts);
-  pieces.size = PackedStrips(p) * p.parts;
+  pieces.size = (p.cell == 0 ? GapStrips(p) : PackedStrips(p)) * p.parts;
   if (p.cell == 0) {
     p.masks = call.Operand("masks", {ffi::U32}, {words, kWarp});
   } else {

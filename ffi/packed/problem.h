@@ -94,7 +94,10 @@ struct PackedProblem {
 };
 
 JAXSPARSE_INLINE int64_t PackedStrips(const PackedProblem& p) {
-  return CeilDivide(p.m, p.cell == 0 ? kGapStripRows : kPackedStripRows);
+  return CeilDivide(p.m, kPackedStripRows);
+}
+JAXSPARSE_INLINE int64_t GapStrips(const PackedProblem& p) {
+  return CeilDivide(p.m, kGapStripRows);
 }
 
 }  // namespace jaxsparse

@@ -39,7 +39,7 @@ KernelSource Source(const PackedProblem& p) {
 LaunchShape Shape(const PackedProblem& p) {
   constexpr int kLeastWarps = 4;  // that bring x
   const PackedGapsConfig config = ConfigOf(p);
-  const int64_t strips = PackedStrips(p), most = config.MostWarps() / config.team;
+  const int64_t strips = GapStrips(p), most = config.MostWarps() / config.team;
   const int64_t multiprocessors = std::max(p.gpu.multiprocessors, 1);
   const int64_t of_block = std::max<int64_t>(CeilDivide(strips, multiprocessors), 1);
   const int64_t least = CeilDivide(kLeastWarps, config.team);
@@ -61,10 +61,10 @@ bool Fits(const PackedProblem& p) {
 
 // Predicted: what passes through memory, or instructions of numbers.
 double Cost(const PackedProblem& p) {
-  constexpr double kStart = 3.5, kBytes = 4.2e6, kSchedulers = 4;
+  constexpr double kStart = 4, kBytes = 4.7e6, kSchedulers = 4;
   const PackedGapsConfig config = ConfigOf(p);
   const double numbers = static_cast<double>(p.words) * kGapNumbers;  // of a lane
-  const double instructions = 4.5 + 2.0 * config.columns;
+  const double instructions = 4 + 2.25 * config.columns;
   const double issued = numbers * instructions / (kSchedulers * p.gpu.multiprocessors);
   const double bytes = static_cast<double>(p.words) * kGapStepBytes / kBytes;
   const auto tiles = static_cast<double>(CeilDivide(p.n, config.columns));

@@ -44,7 +44,7 @@ struct PackedGapsProblem : PackedProblem {
 
   PackedGapsProblem(const PackedProblem& p, const PackedGapsConfig& config, int64_t all_blocks)
       : PackedProblem(p),
-        strips(static_cast<int>(PackedStrips(p))),
+        strips(static_cast<int>(GapStrips(p))),
         width(static_cast<int>(GapRangeColumns(p.k, p.parts))),
         rounds(static_cast<int>(p.parts) / config.team),
         across(static_cast<int>(CeilDivide(p.n, config.columns))) {

@@ -12,7 +12,7 @@ KernelSource Source(const PackedProblem& p) {
 }
 
 LaunchShape Shape(const PackedProblem& p) {
-  return {CeilDivide(PackedStrips(p) * p.parts, UnpackGapsConfig::kWarps),
+  return {CeilDivide(GapStrips(p) * p.parts, UnpackGapsConfig::kWarps),
           UnpackGapsConfig::kWarps * kWarp, UnpackGapsConfig::kSharedBytes};
 }
 

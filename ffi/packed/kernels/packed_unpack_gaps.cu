@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(UnpackGapsConfig::kWarps* kWarp)
   extern __shared__ __align__(16) unsigned char unpack_gaps_panels[];
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int64_t piece = static_cast<int64_t>(blockIdx.x) * Config::kWarps + warp;
-  if (piece >= PackedStrips(p) * p.parts) return;
+  if (piece >= GapStrips(p) * p.parts) return;
   const int64_t width = GapRangeColumns(p.k, p.parts), first_column = piece % p.parts * width;
   const uint32_t panel = AddressOfShared(unpack_gaps_panels) + warp * Config::kPanelBytes;
   const uint32_t own = panel + lane / kGapLanes * kLine + lane % kGapLanes * 2;

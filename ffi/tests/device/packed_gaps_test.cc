@@ -47,7 +47,7 @@ struct Gaps {
   static void Unpack(const PackedProblem& p) {
     std::memset(unpack_gaps_panels, rubbish, sizeof(unpack_gaps_panels));
     const auto blocks =
-        static_cast<int>(CeilDivide(PackedStrips(p) * p.parts, UnpackGapsConfig::kWarps));
+        static_cast<int>(CeilDivide(GapStrips(p) * p.parts, UnpackGapsConfig::kWarps));
     emulated::Launch(blocks, UnpackGapsConfig::kWarps * kWarp, [&] { PackedUnpackGaps<T>(p); });
   }
 };
