@@ -168,7 +168,7 @@ class CSR:
     def from_packed(cls, packed: Packed) -> CSR:
         """From a `Packed` matrix: on the pattern that it was packed from, if it is trainable.
 
-        Else on the places that it stores, which must be known; but for cells of 1 none that hold 0.
+        Else on the places that it stores, which must be known; with cells of 0 or 2 none that hold 0.
         """
         topology = packed.topology
         if topology is None:
@@ -255,18 +255,18 @@ class CSR:
                 magnitudes over 127 or 448, and its numbers are rounded to multiples of that, or to
                 those times a number of e4m3: the nearest. That saves memory; products are not
                 expected to be faster than in 16 bits.
-            cell: how the places of numbers are told. With 1 or 2, so many neighbours in a row are
-                stored together, and a bit of each tells whether they are: for products on tensor
-                cores with up to 128 columns. With 0 each number has the gap behind the one before
-                in 4 bits, and lanes of a GPU walk over stored numbers alone: for 1 to 8 columns;
-                what n columns take grows with n. By default 2 for matrices that are more than 82 %
+            cell: how places of numbers are stored. With 1 or 2, so many neighbours in a row are
+                stored together, and a bit tells whether they are: for products on tensor cores
+                with up to 128 columns. With 0 each number has its gap behind the one before, in 4
+                bits, and lanes of a GPU walk over stored numbers alone: for 1 to 8 columns, as the
+                time grows with their number. By default 2 for matrices that are more than 82 %
                 sparse, or that store both of nearly all pairs, as ``structure="pairs"`` of
                 `pruning.make_masks` has them, else 1; see ``columns``. Those of 8 bits have 1.
             parts: into how many the columns are cut, at most 8, or at least one for each 8192
                 columns with gaps; by default what lets the blocks of an H200 end together.
             columns: how many columns of x products will mostly have, where ``cell`` is None: up to
-                8, cell 0 is taken if it is predicted to be faster on an H200. Products with other
-                numbers of columns are as right.
+                8, cell 0 is taken if it is predicted to be faster on an H200. Products with any
+                other number of columns are right, too.
             trainable: whether to keep the pattern, and where each number comes from: for
                 `Packed.repack`, and for gradients of the numbers at the pattern alone. That takes
                 several times the bytes of the numbers. Numbers of 8 bits have no gradients.

@@ -112,7 +112,7 @@ def _panels_of_gaps(operation: str, packed: Packed) -> tuple[np.ndarray, np.ndar
     (m, k), parts, starts = packed.shape, packed.parts, np.asarray(packed.starts)
     pieces = len(starts) - 1
     steps = np.zeros(pieces, np.int32)
-    if packed.values.size and (np.diff(starts) >= 0).all():
+    if packed.values.size and pieces and (np.diff(starts) >= 0).all():
         has_gap = np.asarray(packed_gaps.gaps_of(packed.masks)) > 0
         if np.asarray(packed.values).reshape(has_gap.shape)[~has_gap].any():
             raise ValueError(f"{operation}: values must be 0 where masks have no gap")
@@ -120,6 +120,11 @@ def _panels_of_gaps(operation: str, packed: Packed) -> tuple[np.ndarray, np.ndar
         row, column, piece = map(np.asarray, places)
         if (has_gap & ((row >= m) | (column >= k))).any():
             raise ValueError(f"{operation}: masks have gaps that lead out of the matrix")
+        of_lanes = has_gap.swapaxes(1, 2).reshape(-1, packed_streams.LANES)
+        of_piece = np.repeat(piece, packed_gaps.STEP)
+        same = of_piece[1:] == of_piece[:-1]
+        if (of_lanes[1:] & ~of_lanes[:-1] & same[:, None]).any():
+            raise ValueError(f"{operation}: masks have gaps behind the last number of a lane")
         step = np.arange(len(piece)) + 1 - starts[piece]
         np.maximum.at(steps, piece, np.where(has_gap.any((1, 2)), step, 0))
     return np.stack([np.zeros_like(steps), steps], -1)[:, None], steps

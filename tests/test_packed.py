@@ -310,6 +310,18 @@ def test_verify_of_gaps():
         change("values", 1).verify()
     with pytest.raises(ValueError, match="masks have gaps that lead out of the matrix"):
         damaged(packed, "masks", lambda x: np.where(x == 0, x, x | 0xF)).verify()
+    first = np.argwhere(np.asarray(packed.masks) > 0xF)[0]  # of a lane with two entries or more
+
+    def interrupt(x):
+        if x.dtype == np.uint32:
+            x[tuple(first)] &= ~np.uint32(0xF)
+        else:
+            x[first[0], 8 * first[1]] = 0
+        return x
+
+    interrupted = damaged(damaged(packed, "values", interrupt), "masks", interrupt)
+    with pytest.raises(ValueError, match="masks have gaps behind the last number of a lane"):
+        interrupted.verify()
     longer = damaged(packed, "values", lambda x: np.pad(x, ((0, 1), (0, 0))))
     longer = damaged(longer, "masks", lambda x: np.pad(x, ((0, 1), (0, 0))))
     longer = damaged(longer, "starts", lambda x: x + (np.arange(len(x)) == len(x) - 1))

@@ -144,7 +144,7 @@ def packed_linear(
     dtype = own if dtype is None else jnp.dtype(dtype)
     if dtype.itemsize == 2 and dtype != own:
         return f"it computes in {own}, not in {dtype}"
-    rows = [math.prod(x.shape) // layer.in_features for x in inputs]
+    rows = [math.prod(x.shape) // max(layer.in_features, 1) for x in inputs]
     forms: dict[str, int | None] = {"cells": None}
     if dtype.itemsize == 2 and max(rows, default=0) <= MOST_COLUMNS_OF_GAPS:
         forms["gaps"] = 0

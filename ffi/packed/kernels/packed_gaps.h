@@ -9,7 +9,7 @@ constexpr int kMostGapColumns = 8;  // of x, of a tile
 
 struct PackedGapsConfig {
   int columns = 1;  // of x, of a tile: 1, 2, 4 or 8
-  // Ranges of columns that warps share a strip by: a team of so many makes it at once.
+  // Parts of the columns that are multiplied at once: a team has a warp for each of them.
   int team = 1;
   bool x_on_left = false;
 
@@ -32,11 +32,10 @@ struct PackedGapsConfig {
   }
 };
 
-// What the host divides for all blocks, which would wait for it.
+// With what takes divisions: the host does them once, as each block would wait for them.
 struct PackedGapsProblem : PackedProblem {
   int strips = 0, width = 0;
   int rounds = 0;      // of parts that a team has
-  int across = 1;      // tiles of columns of x
   int blocks = 1;      // that share the strips of a tile of columns
   uint32_t steps = 0;  // of a piece in the mean, times kMeanSteps
 
@@ -46,10 +45,10 @@ struct PackedGapsProblem : PackedProblem {
       : PackedProblem(p),
         strips(static_cast<int>(GapStrips(p))),
         width(static_cast<int>(GapRangeColumns(p.k, p.parts))),
-        rounds(static_cast<int>(p.parts) / config.team),
-        across(static_cast<int>(CeilDivide(p.n, config.columns))) {
-    if (strips == 0 || across == 0) return;
-    blocks = static_cast<int>(all_blocks / across);
+        rounds(static_cast<int>(p.parts) / config.team) {
+    const int64_t tiles = CeilDivide(p.n, config.columns);
+    if (strips == 0 || tiles == 0) return;
+    blocks = static_cast<int>(all_blocks / tiles);
     steps = static_cast<uint32_t>(p.words * kMeanSteps / (int64_t{strips} * p.parts));
   }
 };

@@ -7,7 +7,7 @@
 
 namespace jaxsparse {
 
-// By units, number by number, each of one thread; some are loaded before there is room for them.
+// Units that threads load number by number, the first ones before shared memory is free for them.
 template <typename T, PackedGapsConfig kConfig>
 class GapXUnits {
   static constexpr int kColumns = kConfig.columns;
@@ -80,7 +80,7 @@ class GapXUnits {
   }
 };
 
-// Has rows of some columns that lie side by side be copied as they lie, without a thread's waiting.
+// Copies units of x as they stand in memory, where columns are neighbours, without registers.
 template <typename T, PackedGapsConfig kConfig>
 __device__ __forceinline__ void CopyGapUnits(const PackedProblem& p, int first_row,
                                              int first_column, uint32_t to, int rows) {
@@ -99,8 +99,8 @@ __device__ __forceinline__ void CopyGapUnits(const PackedProblem& p, int first_r
   }
 }
 
-// Has eight columns that are lines of x be copied. A warp has 32 rows at a time, four matrices of
-// 8 x 8, and transposes each in its place.
+// Copies eight columns, each of which is a line of x. A warp takes 32 rows at a time, as four
+// matrices of 8 x 8, and transposes each in its place.
 template <typename T>
 __device__ __forceinline__ void CopyGapLines(const PackedProblem& p, int first_row,
                                              int first_column, uint32_t to, int rows) {
@@ -135,9 +135,9 @@ __device__ __forceinline__ void CopyGapLines(const PackedProblem& p, int first_r
 template <typename T, PackedGapsConfig kConfig>
 class GapX {
   static constexpr int kColumns = kConfig.columns, kVector = 8;
-  static constexpr bool kCopies = kColumns > 1 && (!kConfig.x_on_left || kColumns == kVector);
-  // Else all numbers come one by one; where that is seldom so, they need not come early.
-  static constexpr bool kEarly = !kCopies;
+  static constexpr bool kMayCopy = kColumns > 1 && (!kConfig.x_on_left || kColumns == kVector);
+  // Numbers are loaded early only where they always come one by one.
+  static constexpr bool kEarly = !kMayCopy;
   const PackedProblem& p_;
   int first_row_, first_column_;
   bool copies_ = false;
@@ -146,7 +146,7 @@ class GapX {
  public:
   __device__ __forceinline__ GapX(const PackedProblem& p, int first_row, int first_column)
       : p_(p), first_row_(first_row), first_column_(first_column) {
-    if constexpr (kCopies) {
+    if constexpr (kMayCopy) {
       constexpr int kAligned = kConfig.x_on_left ? kVector : kColumns;
       copies_ = (kConfig.x_on_left ? p.k : p.n) % kAligned == 0 &&
                 IsAligned<Vector<T, kAligned>>(p.x.data);
@@ -154,7 +154,7 @@ class GapX {
     if constexpr (kEarly) units_.Begin(p, first_row, first_column);
   }
   __device__ __forceinline__ void Store(uint32_t to, int rows) {
-    if constexpr (kCopies) {
+    if constexpr (kMayCopy) {
       if (copies_) {
         if constexpr (kConfig.x_on_left) {
           CopyGapLines<T>(p_, first_row_, first_column_, to, rows);

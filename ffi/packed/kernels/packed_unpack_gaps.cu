@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(UnpackGapsConfig::kWarps* kWarp)
     __syncwarp();
     const auto place = static_cast<uint32_t>(first / kGapLanes);
 #pragma unroll 1
-    while (more && numbers.place < place + kPanel / kGapLanes) {
+    while (more && numbers.place - place < kPanel / kGapLanes) {
       SharedAt<uint16_t>(own + (numbers.place - place) * kGapLanes * 2) = numbers.number.bits;
       more = numbers.Advance();
     }
