@@ -168,7 +168,8 @@ class CSR:
     def from_packed(cls, packed: Packed) -> CSR:
         """From a `Packed` matrix: on the pattern that it was packed from, if it is trainable.
 
-        Else on the places that it stores, which must be known; with cells of 0 or 2 none that hold 0.
+        Else on the places that it stores, which must be known; with cells of 0 or 2 on none that
+        hold 0.
         """
         topology = packed.topology
         if topology is None:

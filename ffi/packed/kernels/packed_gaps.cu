@@ -1,8 +1,8 @@
 // The product by a matrix that is packed by gaps (packed/problem.h), by multiply-adds in float32. A
 // warp has a piece: each lane walks over the numbers that it has of a row, and adds up their
-// products with x, which lies in shared memory so that lanes read banks of their own. Numbers and gaps
-// come from memory to registers, some steps ahead. Eight lanes then add up their sums, and warps of
-// a team those of their ranges.
+// products with x, which lies in shared memory so that lanes read banks of their own. Numbers and
+// gaps come from memory to registers, some steps ahead. Eight lanes then add up their sums, and
+// warps of a team those of their ranges.
 //
 // Floors: 2.5 bytes of memory for each number, padding included; an issue slot for each of some 6
 // instructions a number with one column, and 20 with eight; a wavefront of shared memory for each
