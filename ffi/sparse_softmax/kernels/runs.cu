@@ -52,8 +52,8 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads, kConfig.Blocks(sizeof(T))
     const int unit = (number + lane / kWords) * kUnits;
     const auto* words =
         reinterpret_cast<const int32_t*>(&cuts.cuts[unit < cuts.units ? unit : cuts.units]);
-    AsyncCopyWordOrZero(AddressOfShared(reinterpret_cast<int32_t*>(to) + lane),
-                        words + lane % kWords, true);
+    AsyncCopyOrZero<4>(AddressOfShared(reinterpret_cast<int32_t*>(to) + lane),
+                       words + lane % kWords, true);
   };
   // Brings the block's next entries, and where their rows begin, to L2: a warp has each array.
   const auto prefetch = [&](const CutsOfRows& cuts, int turn) {
