@@ -93,8 +93,8 @@ __global__ void __launch_bounds__(kDepthwiseThreads)
 }
 
 // x of y with stride 2: a row or column of x is read by windows of one parity, so by one or two
-// taps. Strips begin with the first row that a window reads, which may be one in front of x, so that
-// a strip of two rows belongs to two rows of windows, and four places to nine products.
+// taps. Strips begin with the first row that a window reads, which may be one in front of x, so
+// that a strip of two rows belongs to two rows of windows, and four places to nine products.
 template <typename T, typename Out, DepthwisePlanesConfig kConfig>
 __global__ void __launch_bounds__(kDepthwiseThreads)
     DepthwiseSpread(const __grid_constant__ DepthwiseProblem p) {
