@@ -131,8 +131,9 @@ def microseconds_of_gaps(lengths: np.ndarray, k: int, n: int) -> float:
     return 4 + max(2.5 * entries / _BYTES_OF_GAPS, clocks / _CLOCKS)
 
 
-# Of a warp for an entry of each of its lanes: up to so many columns of x, and how many.
-_INSTRUCTIONS = ((1, 6.2), (2, 9), (4, 14), (8, 22))
+# Of a warp for an entry of each of its lanes: up to so many columns of x, and how many, as an H200
+# was measured. Of 2 and 4 columns some of it is to bring x to shared memory.
+_INSTRUCTIONS = ((1, 6.2), (2, 18), (4, 18.5), (8, 23.5))
 
 
 def entries_of_gaps(lengths: np.ndarray, k: int) -> float:

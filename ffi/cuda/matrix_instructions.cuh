@@ -57,6 +57,14 @@ __device__ __forceinline__ void LoadTransposedMatrices(uint32_t (&to)[4], const 
                : "memory");
 }
 
+// The transpose of a matrix of 8 x 8 numbers of 16 bits, of which each lane has two neighbours of
+// row lane / 4.
+__device__ __forceinline__ uint32_t TransposeMatrix(uint32_t pair) {
+  uint32_t transposed;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(pair));
+  return transposed;
+}
+
 // Has a warpgroup take registers that others of its block have given up, or give some up: so many
 // each thread has from there on, a multiple of 8.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || (defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000)

@@ -64,7 +64,7 @@ double Cost(const PackedProblem& p) {
   constexpr double kStart = 4, kBytes = 4.7e6, kSchedulers = 4;
   const PackedGapsConfig config = ConfigOf(p);
   const double numbers = static_cast<double>(p.words) * kGapNumbers;  // of a lane
-  const double instructions = 4 + 2.25 * config.columns;
+  const double instructions = config.columns == 1 ? 6.2 : 17 + 0.8 * config.columns;
   const double issued = numbers * instructions / (kSchedulers * p.gpu.multiprocessors);
   const double bytes = static_cast<double>(p.words) * kGapStepBytes / kBytes;
   const auto tiles = static_cast<double>(CeilDivide(p.n, config.columns));

@@ -101,82 +101,109 @@ __device__ __forceinline__ void CopyGapUnits(const PackedProblem& p, int first_r
   }
 }
 
-// Copies eight columns, each of which is a line of x. A warp takes 32 rows at a time, four matrices
-// of 8 x 8: it has what is its own of each line copied side by side, 64 bytes of the 512 where the
-// rows will be, then loads all of it and stores it transposed. The pieces of a line of each
-// matrix stand in an order of their own, so that eight lines of one matrix lie in different banks.
+// Eight columns, each of which is a line of x: a lane loads eight numbers of one of them, and a
+// warp transposes matrices of 8 x 8. Some are loaded before there is room for them.
 template <typename T>
-__device__ __forceinline__ void CopyGapLines(const PackedProblem& p, int first_row,
-                                             int first_column, uint32_t to, int rows) {
-  constexpr int kVector = 8, kRows = 4 * kVector, kRowBytes = 2 * kVector;
-  constexpr int kMatrixBytes = kVector * kRowBytes, kLineBytes = 2 * kRows;
-  const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = threadIdx.x % kWarp;
-  const int line = first_column + lane / 4, end = static_cast<int>(p.k) - first_row;
-  const T* from = static_cast<const T*>(p.x.data) + (line < p.n ? int64_t{line} * p.k : 0);
-  const auto apart = static_cast<int>(blockDim.x);
-  const auto place_of = [](int line, int matrix) {
-    return line * kLineBytes + (matrix + line / 2) % 4 * 16;
-  };
-  to += warp * kRows * kRowBytes;
-  const uint32_t copied = to + place_of(lane / 4, lane % 4);
-#pragma unroll 4
-  for (int row = warp * kRows, behind = 0; row < rows; row += apart, behind += apart * kRowBytes) {
-    const int own = row + lane % 4 * kVector;
-    const bool exists = line < p.n && own < end;
-    AsyncCopyOrZero<16>(copied + behind, from + (exists ? first_row + own : 0), exists);
+class GapXLines {
+  static constexpr int kVector = 8, kOfWarp = 4 * kVector, kAtOnce = 8;
+  const T* from_;
+  int next_, end_;  // of the lane's line; no numbers if there is none
+  Words4 vectors_[kAtOnce];
+
+  __device__ __forceinline__ Words4 Load() {
+    Words4 vector = {};
+    if (next_ < end_) vector = *reinterpret_cast<const Words4*>(from_);
+    next_ += blockDim.x;
+    from_ += blockDim.x;
+    return vector;
   }
-  WaitForCopies();
-  __syncwarp();
-  const uint32_t loaded = to + place_of(lane % 8, lane / 8), stored = to + lane * 4;
-#pragma unroll 2
-  for (int row = warp * kRows, behind = 0; row < rows; row += apart, behind += apart * kRowBytes) {
-    uint32_t pairs[4];
-    LoadTransposedMatrices(pairs, &SharedAt<char>(loaded + behind));
-    __syncwarp();
+  // Of 32 rows: each lane begins with another word of its vector, so that what it stores at once
+  // is in banks of its own.
+  __device__ __forceinline__ static void Store(uint32_t to, const Words4& vector) {
+    const uint32_t lane = threadIdx.x % kWarp, first = lane % 4;
+    const bool one = (first & 1) != 0, two = (first & 2) != 0;
+    const uint32_t words[] = {vector.x, vector.y, vector.z, vector.w};
+    uint32_t by_one[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      SharedAt<uint32_t>(stored + behind + i * kMatrixBytes) = pairs[i];
+    for (int j = 0; j < 4; ++j) by_one[j] = one ? words[(j + 1) % 4] : words[j];
+#pragma unroll
+    for (uint32_t j = 0; j < 4; ++j) {
+      const uint32_t pair = TransposeMatrix(two ? by_one[(j + 2) % 4] : by_one[j]);
+      const uint32_t from = lane / 8, half = lane / 4 % 2;  // lane and half of a word
+      SharedAt<uint32_t>(to + from * 128 + (2 * ((j + from) % 4) + half) * 16 + lane % 4 * 4) =
+          pair;
     }
   }
-}
+
+ public:
+  __device__ __forceinline__ void Begin(const PackedProblem& p, int first_row, int first_column) {
+    const int lane = threadIdx.x % kWarp, line = first_column + lane / 4;
+    next_ = static_cast<int>(threadIdx.x / kWarp) * kOfWarp + lane % 4 * kVector;
+    end_ = line < p.n ? static_cast<int>(p.k) - first_row : 0;
+    from_ = static_cast<const T*>(p.x.data) + int64_t{line} * p.k + first_row + next_;
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) vectors_[i] = Load();
+  }
+  // So many rows in all; up to 31 more become zeros.
+  __device__ __forceinline__ void Store(uint32_t to, int rows) {
+    constexpr int kBytes = kOfWarp * 16;
+    const int warp = static_cast<int>(threadIdx.x) / kWarp;
+    const auto threads = static_cast<int>(blockDim.x);
+    to += warp * kBytes;
+#pragma unroll 1
+    for (int row = warp * kOfWarp; row < rows;) {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (row < rows) Store(to, vectors_[i]);
+        row += threads;
+        to += threads / kOfWarp * kBytes;
+      }
+      if (row >= rows) break;
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) vectors_[i] = Load();
+    }
+  }
+};
 
 // The rows of a tile of columns, from one on: construction begins to load, Store() ends it. Where x
-// is aligned to units, or to vectors of lines, it is copied without registers.
+// is aligned to units they are copied, and where it is aligned to vectors of lines these are
+// loaded.
 template <typename T, PackedGapsConfig kConfig>
 class GapX {
   static constexpr int kColumns = kConfig.columns, kVector = 8;
-  static constexpr bool kMayCopy = kColumns > 1 && (!kConfig.x_on_left || kColumns == kVector);
-  // Numbers are loaded early only where they always come one by one.
-  static constexpr bool kEarly = !kMayCopy;
+  static constexpr bool kLines = kConfig.x_on_left && kColumns == kVector;
+  static constexpr bool kCopies = !kConfig.x_on_left && kColumns > 1;
   const PackedProblem& p_;
   int first_row_, first_column_;
-  bool copies_ = false;
+  bool wide_ = false;  // aligned so
+  GapXLines<T> lines_;
   GapXUnits<T, kConfig> units_;
 
  public:
   __device__ __forceinline__ GapX(const PackedProblem& p, int first_row, int first_column)
       : p_(p), first_row_(first_row), first_column_(first_column) {
-    if constexpr (kMayCopy) {
-      constexpr int kAligned = kConfig.x_on_left ? kVector : kColumns;
-      copies_ = (kConfig.x_on_left ? p.k : p.n) % kAligned == 0 &&
-                IsAligned<Vector<T, kAligned>>(p.x.data);
+    if constexpr (kLines || kCopies) {
+      constexpr int kAligned = kLines ? kVector : kColumns;
+      wide_ = (kLines ? p.k : p.n) % kAligned == 0 && IsAligned<Vector<T, kAligned>>(p.x.data);
+      if (kLines && wide_) lines_.Begin(p, first_row, first_column);
+    } else {
+      units_.Begin(p, first_row, first_column);
     }
-    if constexpr (kEarly) units_.Begin(p, first_row, first_column);
   }
   __device__ __forceinline__ void Store(uint32_t to, int rows) {
-    if constexpr (kMayCopy) {
-      if (copies_) {
-        if constexpr (kConfig.x_on_left) {
-          CopyGapLines<T>(p_, first_row_, first_column_, to, rows);
-        } else {
-          CopyGapUnits<T, kConfig>(p_, first_row_, first_column_, to, rows);
-          WaitForCopies();
-        }
-        return;
+    if constexpr (kLines || kCopies) {
+      if (!wide_) {
+        units_.Begin(p_, first_row_, first_column_);
+        units_.Store(to, rows);
+      } else if constexpr (kLines) {
+        lines_.Store(to, rows);
+      } else {
+        CopyGapUnits<T, kConfig>(p_, first_row_, first_column_, to, rows);
+        WaitForCopies();
       }
+    } else {
+      units_.Store(to, rows);
     }
-    if constexpr (!kEarly) units_.Begin(p_, first_row_, first_column_);
-    units_.Store(to, rows);
   }
 };
 

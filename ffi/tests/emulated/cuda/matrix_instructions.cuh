@@ -111,6 +111,18 @@ inline void LoadTransposedMatrices(uint32_t (&to)[4], const void* row) {
   EmulateLoadMatrices<true>(to, row);
 }
 
+inline uint32_t TransposeMatrix(uint32_t pair) {
+  return emulated::Block::current->Collect<uint32_t, uint32_t>(pair, [](auto given, auto taken) {
+    const auto number = [&](int row, int column) {
+      return given(row * 4 + column / 2) >> 16 * (column % 2) & 0xffff;
+    };
+    for (int lane = 0; lane < kWarp; ++lane) {
+      const int row = lane / 4, column = lane % 4 * 2;
+      taken(lane) = number(column, row) | number(column + 1, row) << 16;
+    }
+  });
+}
+
 template <int kWidth>
 uint64_t SharedMatrix(uint32_t address) {
   return uint64_t{kWidth} << 32 | address;
