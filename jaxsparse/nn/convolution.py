@@ -222,26 +222,11 @@ class SparseConv1x1(SparseLinear):
         inputs, weight, options = self._operands(inputs)
         if axis == 0:
             pixels = inputs.shape[1:]
-            count = math.prod(pixels)
-            x = _whole_vectors(inputs.reshape(self.in_features, count))
-            outputs = spmm(weight, x, **options)[:, :count].reshape(self.out_features, *pixels)
+            x = inputs.reshape(self.in_features, math.prod(pixels))
+            outputs = spmm(weight, x, **options).reshape(self.out_features, *pixels)
         else:
             outputs = linear(inputs, weight, **options)
         return outputs if out_sharding is None else jax.sharding.reshard(outputs, out_sharding)
-
-
-def _whole_vectors(x: jax.Array) -> jax.Array:
-    """A matrix with columns of zeros behind it, so that a row has whole vectors of 16 bytes.
-
-    Of other rows a GPU's kernels read and write number by number, as of images of 7 x 7. XLA makes
-    the columns together with x, and leaves them out where it reads the result; beside kernels that
-    is a copy each.
-    """
-    columns = x.shape[1]
-    if not isinstance(columns, int):  # in a program for any number
-        return x
-    missing = -columns % (16 // x.dtype.itemsize)
-    return jnp.pad(x, [(0, 0), (0, missing)]) if missing else x
 
 
 def obstacle_of_conv(layer: nnx.Conv) -> str | None:

@@ -40,9 +40,11 @@ from jaxsparse.ops.dense_product import (
 )
 from jaxsparse.ops.epilogue import define_epilogue_jvp, multiplied
 from jaxsparse.ops.plain_products import ACTIVATIONS, sddmm_xla, spmm_xla
+from jaxsparse.ops.whole_vectors import with_whole_vectors
 from jaxsparse.pattern import transpose_is_missing
 from jaxsparse.precision import accumulator_dtype, common_dtype, cotangent_params
 from jaxsparse.primitive import (
+    OPERATIONS,
     Fallback,
     FfiCall,
     Operation,
@@ -52,6 +54,7 @@ from jaxsparse.primitive import (
     define_transpose,
     gathered,
     make_primitive,
+    typed_call,
     undefined,
 )
 
@@ -114,7 +117,9 @@ def _spmm_ffi(
         "activation": params.get("activation") or "none",
     }
     swapped = ("x", "out", "preactivation") if swap else ()
-    return FfiCall(operands, attributes, workspace=None, swapped=swapped, remark=remark)
+    made = FfiCall(operands, attributes, workspace=None, swapped=swapped, remark=remark)
+    primitive = spmm_epilogue_p if "activation" in params else spmm_p
+    return with_whole_vectors(typed_call(OPERATIONS[primitive], params, avals), made, "n", device)
 
 
 def _spmm_cast(
@@ -241,7 +246,8 @@ def _sddmm_ffi(
     free = params["implementation"] is None and params["variant"] is None
     if device.platform == "cuda" and free and dense_sddmm_pays(types, params["out_dtype"]):
         return Fallback(DENSE_IS_FASTER, dense_sddmm)
-    return FfiCall(operands, {}, workspace=None)
+    made = FfiCall(operands, {}, workspace=None)
+    return with_whole_vectors(typed_call(OPERATIONS[sddmm_p], params, avals), made, "d", device)
 
 
 sddmm_p = make_primitive(

@@ -186,7 +186,9 @@ def _ffi(
             called="the matrix written out, and XLA's dot",
         )
     # A kernel copies whole vectors of x: where a row has no multiple of 8 numbers, its columns do.
-    swap = not params["x_on_left"] and n % _VECTOR != 0
+    # That by gaps copies rows of 2 and 4 numbers, too, and one column is a line either way.
+    whole = n % _VECTOR == 0 or (params["cell"] == 0 and n in (1, 2, 4))
+    swap = not params["x_on_left"] and not whole
     more = [
         name for name, has in (("scales", "quantized"), ("bias", "has_bias")) if params.get(has)
     ]

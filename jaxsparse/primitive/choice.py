@@ -14,7 +14,7 @@ from jax.core import ShapedArray
 
 from jaxsparse import backend
 from jaxsparse.device import AnyDevice, workspace_bytes
-from jaxsparse.primitive.declaration import Fallback, FfiCall, Operation
+from jaxsparse.primitive.declaration import Fallback, FfiCall, Operation, core_dims
 
 
 class TypedCall(NamedTuple):
@@ -188,6 +188,11 @@ def _check_variant(operation: Operation, implementation: str, variant: str | Non
 
 def _target_call(call: TypedCall, made: FfiCall, platform: str) -> TargetCall:
     signature = call.operation.signature(call.params)
+    if made.padded is not None:
+        call = call._replace(
+            operands=_padded(call.operands, signature.operands, *made.padded),
+            results=_padded(call.results, signature.results, *made.padded),
+        )
     names = [name for name, _ in signature.operands]
     positions = [names.index(name) for name in made.operands]
     swapped_operands = [name in made.swapped for name in made.operands]
@@ -195,7 +200,7 @@ def _target_call(call: TypedCall, made: FfiCall, platform: str) -> TargetCall:
 
     def swapped(avals: Sequence[ShapedArray], swaps: list[bool]) -> list[ShapedArray]:
         return [
-            with_swapped_axes(aval) if swap else aval
+            _with_swapped_axes(aval) if swap else aval
             for aval, swap in zip(avals, swaps, strict=True)
         ]
 
@@ -226,7 +231,21 @@ def _target_call(call: TypedCall, made: FfiCall, platform: str) -> TargetCall:
     )
 
 
-def with_swapped_axes(aval: ShapedArray) -> ShapedArray:
+def _padded(
+    avals: Sequence[ShapedArray], specs: Sequence[tuple[str, str]], dimension: str, size: int
+) -> list[ShapedArray]:
+    """Types in which a core dimension has another size."""
+    types = []
+    for aval, (_, spec) in zip(avals, specs, strict=True):
+        dims = core_dims(spec)
+        batch = aval.shape[: aval.ndim - len(dims)]
+        core = aval.shape[len(batch) :]
+        sizes = (size if dim == dimension else n for dim, n in zip(dims, core, strict=True))
+        types.append(ShapedArray((*batch, *sizes), aval.dtype))
+    return types
+
+
+def _with_swapped_axes(aval: ShapedArray) -> ShapedArray:
     """An array's type with its last two dimensions in the other order."""
     *batch, rows, columns = aval.shape
     return ShapedArray((*batch, columns, rows), aval.dtype)

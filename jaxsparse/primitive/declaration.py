@@ -52,6 +52,9 @@ class FfiCall(NamedTuple):
     workspace_is_fixed: bool = False
     # Operands and results whose last two dimensions the target has in the other order.
     swapped: tuple[str, ...] = ()
+    # A core dimension that the target gets with zeros behind it, and its size then. Results that
+    # have the dimension are cut.
+    padded: tuple[str, int] | None = None
     remark: str = ""  # for `explain`
     plan: Any = None  # for `explain`, of a kernel that is made for the call
     # What is computed where none of the target's variants fits; None: one of them always does.

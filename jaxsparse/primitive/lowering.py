@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ from jaxsparse import backend
 from jaxsparse.batching import over_batch
 from jaxsparse.device import lowered_for
 from jaxsparse.primitive.cache_key import make_key_stable
-from jaxsparse.primitive.choice import TypedCall, choose, narrowed, with_swapped_axes
+from jaxsparse.primitive.choice import TypedCall, choose, narrowed
 from jaxsparse.primitive.declaration import Fallback, Operation, core_dims
 from jaxsparse.primitive.shapes import abstract_eval
 from jaxsparse.primitive.sharding import partitioned
@@ -75,8 +75,10 @@ def local_lowering(operation: Operation, platform: str) -> Any:
                 return mlir.lower_fun(compute, multiple_results=True)(ctx, *operands)
         call = narrowed(typed, call, lowered_for(platform))
         passed = [
-            _swap_axes(ctx, ctx.avals_in[i], operands[i]) if swap else operands[i]
-            for i, swap in zip(call.positions, call.swapped_operands, strict=True)
+            _as_target_has_it(ctx, ctx.avals_in[i], target, operands[i], swap)
+            for i, target, swap in zip(
+                call.positions, call.operands, call.swapped_operands, strict=True
+            )
         ]
         lowering = jax.ffi.ffi_lowering(backend.target_name(operation.target))
         results = lowering(
@@ -88,9 +90,10 @@ def local_lowering(operation: Operation, platform: str) -> Any:
             results = _kept_apart(ctx, call.results, results)
         of_primitive = len(call.swapped_results)
         return [
-            _swap_axes(ctx, aval, result) if swap else result
-            for aval, result, swap in zip(
+            _as_primitive_has_it(ctx, target, aval, result, swap)
+            for target, aval, result, swap in zip(
                 call.results[:of_primitive],
+                ctx.avals_out,
                 results[:of_primitive],
                 call.swapped_results,
                 strict=True,
@@ -142,10 +145,48 @@ def _kept_apart(ctx: Any, avals: Sequence[ShapedArray], results: Sequence[Any]) 
     return kept
 
 
-def _swap_axes(ctx: Any, aval: ShapedArray, operand: Any) -> Any:
-    """An operand with its last two dimensions swapped, which XLA may do where it is made."""
-    ctx = ctx.replace(
-        avals_in=[ShapedArray(aval.shape, aval.dtype)], avals_out=[with_swapped_axes(aval)]
-    )
-    swap = mlir.lower_fun(lambda x: jnp.swapaxes(x, -1, -2), multiple_results=False)
-    return swap(ctx, operand)[0]
+def _as_target_has_it(
+    ctx: Any, aval: ShapedArray, target: ShapedArray, operand: Any, swap: bool
+) -> Any:
+    """An operand with its last two dimensions swapped and zeros behind it, where the call says so.
+
+    XLA may do that where the operand is made.
+    """
+    if not swap and aval.shape == target.shape:
+        return operand
+
+    def laid_out(x: jax.Array) -> jax.Array:
+        x = jnp.swapaxes(x, -1, -2) if swap else x
+        if x.shape == target.shape:
+            return x
+        return jnp.pad(x, [(0, m - n) for m, n in zip(target.shape, x.shape, strict=True)])
+
+    return _changed(ctx, laid_out, aval, target, operand)
+
+
+def _as_primitive_has_it(
+    ctx: Any, target: ShapedArray, aval: ShapedArray, result: Any, swap: bool
+) -> Any:
+    """A result without what `_as_target_has_it` did to the operands."""
+    if not swap and aval.shape == target.shape:
+        return result
+
+    def restored(y: jax.Array) -> jax.Array:
+        y = jnp.swapaxes(y, -1, -2) if swap else y
+        return y if y.shape == aval.shape else jax.lax.slice(y, (0,) * y.ndim, aval.shape)
+
+    return _changed(ctx, restored, target, aval, result)
+
+
+def _changed(
+    ctx: Any,
+    function: Callable[[jax.Array], jax.Array],
+    before: ShapedArray,
+    after: ShapedArray,
+    value: Any,
+) -> Any:
+    # The value is one device's by now: mesh axes in its type only get in the way.
+    before, after = (ShapedArray(aval.shape, aval.dtype) for aval in (before, after))
+    ctx = ctx.replace(avals_in=[before], avals_out=[after])
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+        return mlir.lower_fun(function, multiple_results=False)(ctx, value)[0]

@@ -12,7 +12,9 @@ namespace {
 // Threads, each of so many rows and columns.
 template <bool kTransposed>
 int64_t Units(const DepthwiseProblem& p, int rows_of_thread, int columns_of_thread) {
-  const int64_t rows = kTransposed ? p.height : p.rows;
+  // With stride 2 the transpose's strips begin with the first row that windows read.
+  const int64_t in_front = p.stride == 2 ? p.above : 0;
+  const int64_t rows = kTransposed ? p.height + in_front : p.rows;
   const int64_t columns = kTransposed ? p.width : p.columns;
   return p.batch.count * p.Planes() * CeilDivide(rows, rows_of_thread) *
          CeilDivide(columns, columns_of_thread);
@@ -23,11 +25,11 @@ template <bool kTransposed>
 DepthwisePlanesConfig ConfigOf(const DepthwiseProblem& p) {
   constexpr int64_t kEnough = 1024;  // threads of a multiprocessor
   DepthwisePlanesConfig config{.stride = p.stride, .left = p.left, .transposed = kTransposed};
-  if (p.stride == 2) config.rows = 2;  // which read as much
-  if (kTransposed && p.stride == 2) return config;
+  const bool spreads = kTransposed && p.stride == 2;
+  if (p.stride == 2 && !spreads) config.rows = 2;  // which read as much
   if (SizeOf(p.dtype) == 2) config.columns = 8;
-  if (kTransposed) config.left = kTaps - 1 - p.left;
-  while (config.rows > 1 &&
+  if (kTransposed && !spreads) config.left = kTaps - 1 - p.left;
+  while (config.rows > (spreads ? 2 : 1) &&
          Units<kTransposed>(p, config.rows, config.columns) < kEnough * p.gpu.multiprocessors) {
     config.rows /= 2;
   }

@@ -93,13 +93,15 @@ __global__ void __launch_bounds__(kDepthwiseThreads)
 }
 
 // x of y with stride 2: a row or column of x is read by windows of one parity, so by one or two
-// taps.
+// taps. Strips begin with the first row that a window reads, which may be one in front of x, so
+// that a strip of two rows belongs to two rows of windows, and four places to nine products.
 template <typename T, typename Out, DepthwisePlanesConfig kConfig>
 __global__ void __launch_bounds__(kDepthwiseThreads)
     DepthwiseSpread(const __grid_constant__ DepthwiseProblem p) {
-  constexpr int kRows = kDepthwiseSpreadRows, kWindows = kConfig.columns;
-  constexpr int kReach = kWindows / 2 + 2;  // windows that they belong to
-  const int64_t groups = CeilDivide(p.width, kWindows), strips = CeilDivide(p.height, kRows);
+  constexpr int kRows = kConfig.rows, kColumns = kConfig.columns, kLeft = kConfig.left;
+  constexpr int kBefore = kLeft == 0 ? 1 : 0;  // windows in front of a group's first column
+  const int64_t groups = CeilDivide(p.width, kColumns);
+  const int64_t strips = CeilDivide(p.height + p.above, kRows);
   const int64_t planes = p.Planes(), units = p.batch.count * planes * strips * groups;
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
   for (int64_t unit = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; unit < units;
@@ -109,43 +111,37 @@ __global__ void __launch_bounds__(kDepthwiseThreads)
     float taps[kTaps][kTaps];
     LoadTaps(p.kernel.At<const T>(p.batch, place.entry) + ChannelOf(p, place.plane) * kTaps * kTaps,
              false, taps);
-    const int64_t column = static_cast<int64_t>(place.group) * kWindows;
-    Out* out = p.x.At<Out>(p.batch, place.entry) + place.plane * p.height * p.width + column;
+    // Row r of the strip is read by window s, counted from the one in front of those that begin in
+    // the strip, by tap row r - 2 (s - 1); and accordingly columns.
+    using Row = Segment<T, 1, kColumns / 2, kBefore>;
+    Row loaded[kRows / 2 + 1];
+    LoadRows(from, static_cast<int>(place.strip) * (kRows / 2) - 1, static_cast<int>(p.rows),
+             static_cast<int>(p.columns), place.group, loaded);
+    float sums[kRows][kColumns] = {};
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const int64_t row = static_cast<int64_t>(place.strip) * kRows + r;
-      if (row >= p.height) break;
-      // Window t reads the row by tap row + above - 2 t: of an even sum two windows do.
-      const int64_t last = (row + p.above) / 2;
-      const bool odd = (row + p.above) % 2 != 0;
-      float sums[kWindows] = {};
+    for (int s = 0; s <= kRows / 2; ++s) {
 #pragma unroll
-      for (int w = 0; w < 2; ++w) {
-        const int64_t window = last - w;
-        if ((w == 1 && odd) || window < 0 || window >= p.rows) continue;
-        float y[kReach], tap[kTaps];
+      for (int r = 0; r < kRows; ++r) {
+        const int i = r - 2 * (s - 1);
+        if (i < 0 || i >= kTaps) continue;
 #pragma unroll
-        for (int i = 0; i < kReach; ++i) {
-          const int first = static_cast<int>(place.group * (kWindows / 2)) - 1;
-          y[i] = ToAccumulator(
-              At(from + window * p.columns + first, i, first, static_cast<int>(p.columns)));
-        }
+        for (int j = 0; j < kTaps; ++j) {
 #pragma unroll
-        for (int j = 0; j < kTaps; ++j)
-          tap[j] = w == 1 ? taps[2][j] : odd ? taps[1][j] : taps[0][j];
-#pragma unroll
-        for (int c = 0; c < kWindows; ++c) {
-          constexpr int kLeft = kConfig.left;
-          const int ahead = (c + kLeft) / 2;
-          if ((c + kLeft) % 2 != 0) {
-            sums[c] += tap[1] * y[ahead + 1];
-          } else {
-            sums[c] += tap[0] * y[ahead + 1];
-            sums[c] += tap[2] * y[ahead];
+          for (int c = 0; c < kColumns; ++c) {
+            const int ahead = c + kLeft - j;
+            if (ahead % 2 == 0) sums[r][c] += taps[i][j] * loaded[s][ahead / 2 + kBefore];
           }
         }
       }
-      StoreRow(sums, out + row * p.width, static_cast<int>(p.width - column));
+    }
+    const int first = static_cast<int>(place.strip) * kRows - p.above;
+    const int column = static_cast<int>(place.group) * kColumns;
+    Out* out = p.x.At<Out>(p.batch, place.entry) + place.plane * p.height * p.width + column;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const int64_t row = first + r;
+      if (row < 0 || row >= p.height) continue;
+      StoreRow(sums[r], out + row * p.width, static_cast<int>(p.width) - column);
     }
   }
 }

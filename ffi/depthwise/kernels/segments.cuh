@@ -120,7 +120,8 @@ __device__ __forceinline__ void LoadRows(const T* plane, int first, int height, 
 template <typename Row, int kRows, typename T>
 __device__ __forceinline__ void LoadRows(const T* plane, int first, int height, int width,
                                          int group, Row (&x)[kRows]) {
-  constexpr int kFew = 4, kMany = Row::kMiddle % 8 == 0 && sizeof(T) == 2 ? 8 : kFew;
+  constexpr int kFew = Row::kMiddle < 4 ? Row::kMiddle : 4;
+  constexpr int kMany = Row::kMiddle % 8 == 0 && sizeof(T) == 2 ? 8 : kFew;
   if (width % kMany == 0 && IsAligned<Vector<T, kMany>>(plane)) {
     LoadRows<kMany>(plane, first, height, width, group, x);
   } else if (kMany != kFew && width % kFew == 0 && IsAligned<Vector<T, kFew>>(plane)) {

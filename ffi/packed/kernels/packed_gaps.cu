@@ -87,11 +87,7 @@ struct GapUnit {
 template <typename T, PackedGapsConfig kConfig>
 class GapSums {
   static constexpr int kColumns = kConfig.columns, kAhead = kConfig.Ahead();
-  // What a comparison for each number costs a few columns is hidden behind memory.
-  static constexpr bool kAlwaysExact = kColumns < 4;
 
-  // 0 * NaN is no term if sums are to be exact.
-  template <bool kExact>
   __device__ __forceinline__ void AddStep(const GapStep& step, uint32_t last, uint32_t& at) {
     const uint32_t words[] = {step.numbers.x, step.numbers.y, step.numbers.z, step.numbers.w};
     const uint32_t even = step.gaps & 0x0f0f0f0fu, odd = step.gaps >> kGapBits & 0x0f0f0f0fu;
@@ -104,50 +100,25 @@ class GapSums {
       const GapUnit<T, kColumns> x(at);
       const float number = NumberOfHalf(T(), words[e / 2], e % 2);
 #pragma unroll
-      for (int i = 0; i < kColumns; ++i) {
-        if constexpr (kExact) AddProductUnlessZero(number, x.numbers[i], &sums[i]);
-        else sums[i] += number * x.numbers[i];
-      }
+      for (int i = 0; i < kColumns; ++i) AddProductUnlessZero(number, x.numbers[i], &sums[i]);
     }
-  }
-  // `ahead`: the first steps.
-  template <bool kExact>
-  __device__ __forceinline__ void AddSteps(GapSteps steps, GapStep (&ahead)[kAhead], uint32_t at,
-                                           uint32_t last) {
-#pragma unroll 1
-    for (;; steps.Advance(kAhead)) {
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        if (!steps.Exists(i)) return;
-        AddStep<kExact>(ahead[i], last, at);
-        steps.Load(i + kAhead, &ahead[i]);
-      }
-    }
-  }
-  __device__ __forceinline__ bool AreFinite() const {
-    float sum = 0;  // of what is finite times 0, unless anything is not
-#pragma unroll
-    for (int i = 0; i < kColumns; ++i) sum += sums[i] * 0.0f;
-    return sum == 0;
   }
 
  public:
   float sums[kColumns] = {};
 
-  // `before`: the row in front of the piece's first one, for the lane; `last`: that of x.
-  __device__ __forceinline__ void AddPiece(const GapSteps& steps, GapStep (&ahead)[kAhead],
+  // `before`: the row in front of the piece's first one, for the lane; `last`: that of x. `ahead`:
+  // the first steps.
+  __device__ __forceinline__ void AddPiece(GapSteps steps, GapStep (&ahead)[kAhead],
                                            uint32_t before, uint32_t last) {
-    const GapSums without = *this;
-    AddSteps<kAlwaysExact>(steps, ahead, before, last);
-    if constexpr (!kAlwaysExact) {
-      if (AreFinite()) return;
-      *this = without;
-      uint32_t at = before;
+    uint32_t at = before;
 #pragma unroll 1
-      for (GapSteps left = steps; left.Exists(0); left.Advance(1)) {
-        GapStep step;
-        left.Load(0, &step);
-        AddStep<true>(step, last, at);
+    for (;; steps.Advance(kAhead)) {
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        if (!steps.Exists(i)) return;
+        AddStep(ahead[i], last, at);
+        steps.Load(i + kAhead, &ahead[i]);
       }
     }
   }

@@ -91,16 +91,19 @@ __device__ __forceinline__ void CopyGapUnits(const PackedProblem& p, int first_r
 #pragma unroll 4
   for (auto row = static_cast<int>(threadIdx.x); row < rows; row += blockDim.x) {
     const T* unit = from + (row < end ? (int64_t{first_row} + row) * p.n : 0);
+    const int place = row / kGapLanes;
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
-      AsyncCopyOrZero<kUnit>(to + row / kGapLanes * kConfig.kRowBytes + i * kGapLanes * kUnit, unit,
+      const int copy = (i + place) % kCopies;  // other rows begin with others, in other banks
+      AsyncCopyOrZero<kUnit>(to + place * kConfig.kRowBytes + copy * kGapLanes * kUnit, unit,
                              row < end);
     }
   }
 }
 
 // Copies eight columns, each of which is a line of x. A warp takes 32 rows at a time, as four
-// matrices of 8 x 8, and transposes each in its place.
+// matrices of 8 x 8, and transposes each in its place. What comes of a line at once belongs to
+// different matrices; each of these begins with another line, so that it comes to different banks.
 template <typename T>
 __device__ __forceinline__ void CopyGapLines(const PackedProblem& p, int first_row,
                                              int first_column, uint32_t to, int rows) {
@@ -109,23 +112,26 @@ __device__ __forceinline__ void CopyGapLines(const PackedProblem& p, int first_r
   const int line = first_column + lane / 4, end = static_cast<int>(p.k) - first_row;
   const T* from = static_cast<const T*>(p.x.data) + (line < p.n ? int64_t{line} * p.k : 0);
   const auto apart = static_cast<int>(blockDim.x);
+  const auto place_of = [to](int matrix, int line) {
+    return to + matrix * kMatrixBytes + (line + matrix) % kVector * 16;
+  };
 #pragma unroll 4
   for (int row = warp * kRows + lane % 4 * kVector; row < rows; row += apart) {
     const bool exists = line < p.n && row < end;
-    AsyncCopyOrZero<16>(to + row / kVector * kMatrixBytes + lane / 4 * 16,
-                        from + (exists ? first_row + row : 0), exists);
+    AsyncCopyOrZero<16>(place_of(row / kVector, lane / 4), from + (exists ? first_row + row : 0),
+                        exists);
   }
   WaitForCopies();
   __syncwarp();
 #pragma unroll 2
   for (int row = warp * kRows; row < rows; row += apart) {
-    const uint32_t matrices = to + row / kVector * kMatrixBytes;
+    const int matrix = row / kVector;
     uint32_t pairs[4];
-    LoadTransposedMatrices(pairs, &SharedAt<char>(matrices + lane * 16));
+    LoadTransposedMatrices(pairs, &SharedAt<char>(place_of(matrix + lane / 8, lane % 8)));
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      SharedAt<uint32_t>(matrices + i * kMatrixBytes + lane * 4) = pairs[i];
+      SharedAt<uint32_t>(to + (matrix + i) * kMatrixBytes + lane * 4) = pairs[i];
     }
   }
 }

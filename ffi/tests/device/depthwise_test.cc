@@ -152,8 +152,8 @@ void All(const Sizes& sizes, int first) {
   test.Input([](const DepthwiseProblem& p) {
     constexpr DepthwisePlanesConfig kConfig{.stride = kStride,
                                             .left = kStride == 1 ? 2 - kLeft : kLeft,
-                                            .rows = 2,
-                                            .columns = kStride == 1 ? kColumns : 4,
+                                            .rows = sizeof(T) == 2 ? 4 : 2,
+                                            .columns = kColumns,
                                             .transposed = true};
     emulated::Launch(2, kDepthwiseThreads, [&] {
       if constexpr (kStride == 1) DepthwisePlanes<T, T, kConfig>(p);
