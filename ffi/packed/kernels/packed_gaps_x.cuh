@@ -101,37 +101,41 @@ __device__ __forceinline__ void CopyGapUnits(const PackedProblem& p, int first_r
   }
 }
 
-// Copies eight columns, each of which is a line of x. A warp takes 32 rows at a time, as four
-// matrices of 8 x 8, and transposes each in its place. What comes of a line at once belongs to
-// different matrices; each of these begins with another line, so that it comes to different banks.
+// Copies eight columns, each of which is a line of x. A warp takes 32 rows at a time, four matrices
+// of 8 x 8: it has what is its own of each line copied side by side, 64 bytes of the 512 where the
+// rows will be, then loads all of it and stores it transposed. The pieces of a line of each
+// matrix stand in an order of their own, so that eight lines of one matrix lie in different banks.
 template <typename T>
 __device__ __forceinline__ void CopyGapLines(const PackedProblem& p, int first_row,
                                              int first_column, uint32_t to, int rows) {
-  constexpr int kVector = 8, kRows = 4 * kVector, kMatrixBytes = 2 * kVector * kVector;
+  constexpr int kVector = 8, kRows = 4 * kVector, kRowBytes = 2 * kVector;
+  constexpr int kMatrixBytes = kVector * kRowBytes, kLineBytes = 2 * kRows;
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = threadIdx.x % kWarp;
   const int line = first_column + lane / 4, end = static_cast<int>(p.k) - first_row;
   const T* from = static_cast<const T*>(p.x.data) + (line < p.n ? int64_t{line} * p.k : 0);
   const auto apart = static_cast<int>(blockDim.x);
-  const auto place_of = [to](int matrix, int line) {
-    return to + matrix * kMatrixBytes + (line + matrix) % kVector * 16;
+  const auto place_of = [](int line, int matrix) {
+    return line * kLineBytes + (matrix + line / 2) % 4 * 16;
   };
+  to += warp * kRows * kRowBytes;
+  const uint32_t copied = to + place_of(lane / 4, lane % 4);
 #pragma unroll 4
-  for (int row = warp * kRows + lane % 4 * kVector; row < rows; row += apart) {
-    const bool exists = line < p.n && row < end;
-    AsyncCopyOrZero<16>(place_of(row / kVector, lane / 4), from + (exists ? first_row + row : 0),
-                        exists);
+  for (int row = warp * kRows, behind = 0; row < rows; row += apart, behind += apart * kRowBytes) {
+    const int own = row + lane % 4 * kVector;
+    const bool exists = line < p.n && own < end;
+    AsyncCopyOrZero<16>(copied + behind, from + (exists ? first_row + own : 0), exists);
   }
   WaitForCopies();
   __syncwarp();
+  const uint32_t loaded = to + place_of(lane % 8, lane / 8), stored = to + lane * 4;
 #pragma unroll 2
-  for (int row = warp * kRows; row < rows; row += apart) {
-    const int matrix = row / kVector;
+  for (int row = warp * kRows, behind = 0; row < rows; row += apart, behind += apart * kRowBytes) {
     uint32_t pairs[4];
-    LoadTransposedMatrices(pairs, &SharedAt<char>(place_of(matrix + lane / 8, lane % 8)));
+    LoadTransposedMatrices(pairs, &SharedAt<char>(loaded + behind));
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      SharedAt<uint32_t>(to + (matrix + i) * kMatrixBytes + lane * 4) = pairs[i];
+      SharedAt<uint32_t>(stored + behind + i * kMatrixBytes) = pairs[i];
     }
   }
 }
