@@ -25,7 +25,8 @@ __device__ __forceinline__ void LetNextKernelBegin() {
 __device__ __forceinline__ void WaitForPrologue() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
-__device__ __forceinline__ void PrefetchToL2(const void* from, uint32_t bytes) {  // 16 and more
+// Has the L2 cache fetch so many bytes. Address and size are multiples of 16.
+__device__ __forceinline__ void PrefetchToL2(const void* from, uint32_t bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes));
 }
 

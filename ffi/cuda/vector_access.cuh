@@ -51,4 +51,18 @@ __device__ __forceinline__ void StoreVector(T* to, const Vector<T, kCount>& vect
   }
 }
 
+// Stores eight numbers of 16 bits that words hold; where they are not `wide`, one by one, only as
+// many as are `left`.
+__device__ __forceinline__ void StoreNumbers(uint16_t* to, const uint32_t (&words)[4], bool wide,
+                                             int64_t left) {
+  if (wide) {
+    StoreGlobal(reinterpret_cast<Words4*>(to), {words[0], words[1], words[2], words[3]});
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    if (i < left) to[i] = static_cast<uint16_t>(words[i / 2] >> 16 * (i % 2));
+  }
+}
+
 }  // namespace jaxsparse

@@ -79,14 +79,7 @@ __global__ void __launch_bounds__(kConfig.warps* kWarp)
       uint32_t words[4];
       LoadShared(tile + r * kLine + across * 2, words);
       uint16_t* out = static_cast<uint16_t*>(p.out.data) + row * p.k + column;
-      if (wide) {
-        *reinterpret_cast<Words4*>(out) = {words[0], words[1], words[2], words[3]};
-        continue;
-      }
-#pragma unroll
-      for (int e = 0; e < kVector; ++e) {
-        if (column + e < p.k) out[e] = static_cast<uint16_t>(words[e / 2] >> 16 * (e % 2));
-      }
+      StoreNumbers(out, words, wide, p.k - column);
     }
   }
   arrivals.template WaitForTurns<0>();
