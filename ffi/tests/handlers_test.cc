@@ -301,11 +301,11 @@ std::vector<Target> Targets() {
   Target depthwise{DepthwiseEntry(), {windows("y", "float32", {})}};
   Target of_x{DepthwiseInputEntry(), {windows("x", "bfloat16", {2})}};
   Target of_kernel{DepthwiseKernelEntry(), {windows("kernel", "float16", {})}};
-  const Bounds of_form = {{"cell", 0}, {"cell", 3}, {"parts", 0}};
+  const Bounds of_form = {{"cell", -1}, {"cell", 3}, {"parts", 0}};
   Bounds of_product = of_form;
   of_product.insert(of_product.end(), {{"workspace", -1}, {"workspace", kHuge}});
   Target packed{PackedProductEntry(), {}}, unpacked{PackedUnpackEntry(), {}};
-  for (const int64_t cell : {1, 2}) {
+  for (const int64_t cell : {0, 1, 2}) {
     const bool second = cell == 2;
     const std::string name = "cells of " + std::to_string(cell), x = second ? "x 0" : "x 1";
     const TestCall call = PackedCall(cell, second, second, "float16", "float32", 1 << 20);

@@ -2,6 +2,8 @@
 // fits in place of another one.
 #pragma once
 
+#include <algorithm>
+
 #include "handlers/frame.h"
 #include "recurrent/launches.h"
 
@@ -143,19 +145,26 @@ inline TestCall DepthwiseCall(const std::string& given, bool channels_first,
   return call;
 }
 
-// Two strips and two parts of two panels each, in ten rows of words.
+// Two strips, or five by gaps (cell 0), and two parts of two panels each, in ten rows of words.
 inline TestCall PackedCall(int64_t cell, bool left, bool has_bias, const std::string& dtype,
                            const std::string& out_dtype, int64_t workspace) {
   constexpr int64_t kRows = 20, kColumns = 300, kPieces = 4, kPanels = 2, kWords = 10;
+  constexpr int64_t kGapPieces = 10;
   const std::vector<int64_t> x = left ? std::vector{kN, kColumns} : std::vector{kColumns, kN};
   const std::vector<int64_t> out = left ? std::vector{kN, kRows} : std::vector{kRows, kN};
   TestCall call;
   call.operands = {{"values", dtype, {kWords, 64}},
                    {"x", dtype, x},
-                   {"masks", "uint32", {kPieces, kPanels * 2 / cell, 32}},
+                   {"masks", "uint32", {kPieces, kPanels * 2 / std::max<int64_t>(cell, 1), 32}},
                    {"starts", "int32", {kPieces + 1}, {0, 3, 3, 7, 10}},
                    {"panels", "int32", {kPieces, kPanels, 2}},
                    {"rows", "int32", {kRows}, Falling(kRows)}};
+  if (cell == 0) {
+    call.operands[0] = {"values", dtype, {kWords, 256}};
+    call.operands[2] = {"masks", "uint32", {kWords, 32}};
+    call.operands[3] = {"starts", "int32", {kGapPieces + 1}, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10}};
+    call.operands[4] = {"panels", "int32", {kGapPieces, 1, 2}};
+  }
   if (has_bias) call.operands.push_back({"bias", dtype, {kRows}});
   call.results = {{"out", out_dtype, out}, {"workspace", "uint8", {workspace}}};
   call.attributes = {{"variant", ""},
