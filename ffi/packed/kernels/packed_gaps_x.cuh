@@ -11,7 +11,7 @@ namespace jaxsparse {
 template <typename T, PackedGapsConfig kConfig>
 class GapXUnits {
   static constexpr int kColumns = kConfig.columns;
-  static constexpr int kAtOnce = kColumns == 1 ? 16 : kConfig.x_on_left ? 32 / kColumns / 2 : 1;
+  static constexpr int kAtOnce = kColumns == 1 || kConfig.x_on_left ? 16 / kColumns : 1;
   static constexpr int kUnit = kConfig.UnitBytes(), kCopies = kConfig.Copies();
   using Unit = Vector<T, kColumns>;
   const T* from_;  // the next row to load
