@@ -49,6 +49,9 @@ def pack_streams(
     parts: int,
     bits: int = 16,
 ) -> tuple[Any, Any, Any, Any]: ...
+def order_for_gaps(
+    row_offsets: Any, column_indices: Any, row_order: Any, *, columns: int, parts: int
+) -> Any: ...
 def pack_gaps(
     row_offsets: Any, column_indices: Any, row_order: Any, *, columns: int, parts: int
 ) -> tuple[Any, Any, Any]: ...

@@ -155,6 +155,8 @@ class Packed:
             )
         parts = parts_for(m, k, cell) if parts is None else parts
         try:
+            if cell == 0:
+                pattern[-1] = _ffi.order_for_gaps(*pattern, columns=k, parts=parts)
             masks, starts, panels, sources = _laid_out(
                 pattern, columns=k, cell=cell, parts=parts, bits=8 * dtype.itemsize
             )
@@ -168,7 +170,7 @@ class Packed:
             jnp.asarray(masks),
             jnp.asarray(starts),
             jnp.asarray(panels),
-            jnp.asarray(topology.pattern.row_order),
+            jnp.asarray(pattern[-1]),
             scales,
             jnp.asarray(sources) if keeps_entries else None,
             topology.with_transpose() if keeps_entries else None,  # as gradients read it

@@ -141,8 +141,9 @@ def entries_of_gaps(lengths: np.ndarray, k: int) -> float:
 
     Were the columns of each row random, a lane would have 15 places without an entry with
     probability (1 - d)^15 for rows of density d, as often as there is room; its count would be
-    binomial, and the longest of 32 lanes 2.1 standard deviations longer than the mean. Rounding
-    adds half a step.
+    binomial, and the longest of a row's 8 lanes 1.4 standard deviations longer than the mean. Of
+    one part the rows of a strip have equally long ones, of more it is nearly the longest of 32.
+    Rounding adds half a step.
     """
     parts = _parts_of_gaps(len(lengths), k)
     rows = np.zeros(-(-len(lengths) // packed_gaps.STRIP_ROWS) * packed_gaps.STRIP_ROWS)
@@ -152,6 +153,7 @@ def entries_of_gaps(lengths: np.ndarray, k: int) -> float:
     long_gap = (1 - density) ** packed_gaps.LARGEST_GAP
     of_lane, places = longest / (8 * parts), k / (8 * parts)
     bridges = np.minimum(of_lane * long_gap / (1 - long_gap), places / packed_gaps.LARGEST_GAP)
-    padding = 2.1 * np.sqrt(of_lane * (1 - density)) + packed_gaps.STEP / 2
+    deviations = 1.4 if parts == 1 else 1.9
+    padding = deviations * np.sqrt(of_lane * (1 - density)) + packed_gaps.STEP / 2
     of_piece = LANES * (of_lane + bridges + padding)
     return float(parts * np.sum(of_piece[longest > 0]))

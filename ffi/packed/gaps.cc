@@ -47,7 +47,45 @@ Lanes LanesOf(const PackedPattern& pattern, const std::vector<Entries>& rows,
   return lanes;
 }
 
+// How many numbers the longest lanes of a row take, of all parts.
+int64_t NumbersOfRow(const PackedPattern& pattern, const Entries& entries, int parts) {
+  const int64_t width = GapRangeColumns(pattern.columns, parts);
+  int64_t numbers = 0, end = 0, longest = 0;
+  std::array<int64_t, kGapLanes> at, of_lane;
+  for (const int32_t entry : entries) {
+    const int64_t column = pattern.column_indices[entry];
+    if (column >= end) {
+      numbers += longest;
+      end = (column / width + 1) * width;
+      longest = 0;
+      at.fill(-1);
+      of_lane.fill(0);
+    }
+    const int64_t within = column - (end - width);
+    const int64_t lane = within % kGapLanes, place = within / kGapLanes;
+    of_lane[lane] += CeilDivide(place - at[lane], kMostGap);
+    at[lane] = place;
+    longest = std::max(longest, of_lane[lane]);
+  }
+  return numbers + longest;
+}
+
 }  // namespace
+
+std::string OrderForGaps(const PackedPattern& pattern, int parts, std::vector<int32_t>* order) {
+  if (std::string damage = DamageOf(pattern); !damage.empty()) return damage;
+  std::vector<int64_t> numbers(pattern.rows);
+  std::string error;
+  for (int64_t row = 0; row < pattern.rows; ++row) {
+    const Entries entries = EntriesOf(pattern, static_cast<int32_t>(row), &error);
+    if (!error.empty()) return error;
+    numbers[row] = NumbersOfRow(pattern, entries, parts);
+  }
+  order->assign(pattern.row_order, pattern.row_order + pattern.rows);
+  std::stable_sort(order->begin(), order->end(),
+                   [&](int32_t a, int32_t b) { return numbers[a] > numbers[b]; });
+  return "";
+}
 
 std::string PackGaps(const PackedPattern& pattern, int parts, GapArrays* packed) {
   if (std::string damage = DamageOf(pattern); !damage.empty()) return damage;

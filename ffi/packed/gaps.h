@@ -16,6 +16,11 @@ struct GapArrays {
                                  // none
 };
 
+// The rows by the numbers that their longest lanes take, most first, and those that take as many as
+// they stand in `row_order`: all lanes of a strip take as long as its longest. Returns why the
+// pattern can't be packed, or an empty string.
+std::string OrderForGaps(const PackedPattern& pattern, int parts, std::vector<int32_t>* order);
+
 // Returns why the pattern can't be packed in so many parts, or an empty string. Whatever its arrays
 // hold, nothing is read or written outside of them.
 std::string PackGaps(const PackedPattern& pattern, int parts, GapArrays* packed);
