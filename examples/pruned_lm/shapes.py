@@ -1,7 +1,7 @@
 """The speed of decoding by the products of a known decoder, with random weights.
 
-It says nothing of quality: nothing is trained. Attention, embeddings and the last layer are left
-out, which pruning does not change.
+It says nothing of quality: nothing is trained. What pruning does not change is left out: embeddings
+and the last layer; a sum stands in for attention.
 """
 
 from __future__ import annotations
