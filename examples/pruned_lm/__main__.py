@@ -21,7 +21,7 @@ any text file, in UTF-8 or, with --tokens bytes, of any kind. Perplexity is that
 is a character or a byte.
 
 --shapes measures the products of one step of a known decoder, with random weights: for Llama-2-7B
-224 products with 6.5 billion weights. It says how fast such a pruned model would decode, and
+128 products with 6.5 billion weights. It says how fast such a pruned model would decode, and
 nothing of how well.
 
 Ctrl-C, SIGTERM and a closed terminal (unless under nohup) save the state after the step in flight,

@@ -1,13 +1,15 @@
 """The speed of decoding by the products of a known decoder, with random weights.
 
-It says nothing of quality: nothing is trained. Attention, embeddings and the last layer are left
-out, which pruning does not change.
+It says nothing of quality: nothing is trained. What pruning does not change is left out: embeddings
+and the last layer; a sum stands in for attention.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
@@ -34,10 +36,14 @@ class Decoder(NamedTuple):
 
     @property
     def matrices(self) -> dict[str, tuple[int, int]]:
-        """The (outputs, inputs) of a layer's matrices."""
-        square, wide = (self.hidden, self.hidden), (self.filter, self.hidden)
-        names = dict.fromkeys(("query", "key", "value", "merge"), square)
-        return names | {"gate": wide, "up": wide, "down": wide[::-1]}
+        """The (outputs, inputs) of a layer's matrices; those that have one input are one."""
+        hidden = self.hidden
+        return {
+            "query_key_value": (3 * hidden, hidden),
+            "merge": (hidden, hidden),
+            "gate_up": (2 * self.filter, hidden),
+            "down": (hidden, self.filter),
+        }
 
     @property
     def products(self) -> int:
@@ -52,7 +58,6 @@ class Decoder(NamedTuple):
 
 SHAPES = {"llama-7b": Decoder(layers=32, hidden=4096, filter=11008)}
 
-Shape = tuple[int, int]  # Outputs and inputs of a matrix.
 Layer = dict[str, Any]  # The matrices of a layer by their names, in one form.
 
 
@@ -78,20 +83,27 @@ def multiply(x: Array, a: Array | CSR | Packed) -> Array:
     return linear(x, a) if isinstance(a, CSR | Packed) else x @ a
 
 
-def normalised(x: Array) -> Array:
-    """What has a root mean square of 1, so that no chain of products overflows."""
-    wide = x.astype(jnp.float32)
-    return (wide * jax.lax.rsqrt(jnp.mean(wide**2, -1, keepdims=True) + 1e-6)).astype(x.dtype)
+def norm_factor(x: Array) -> Array:
+    """What a norm multiplies each row by, so that its root mean square becomes 1."""
+    return jax.lax.rsqrt(jnp.mean(x.astype(jnp.float32) ** 2, -1, keepdims=True) + 1e-6)
+
+
+def normalised_product(x: Array, a: Array | CSR | Packed) -> Array:
+    """The product of x, normalised, and a matrix, in float32.
+
+    Each row's factor follows the product: then XLA sums the squares where it adds the residual, and
+    multiplies by the factor in the kernel that reads the product.
+    """
+    return multiply(x, a) * norm_factor(x)
 
 
 def one_layer(x: Array, layer: Layer) -> Array:
     """The products of a decoder layer, each of which waits for those that it follows there."""
-    a = normalised(x)
-    query, key, value = (multiply(a, layer[name]) for name in ("query", "key", "value"))
-    x = x + multiply(query + key + value, layer["merge"])
-    a = normalised(x)
-    gated = jax.nn.silu(multiply(a, layer["gate"])) * multiply(a, layer["up"])
-    return x + multiply(gated, layer["down"])
+    query, key, value = jnp.split(normalised_product(x, layer["query_key_value"]), 3, axis=-1)
+    attended = query + key + value  # Stands in for attention.
+    x = x + multiply(attended.astype(DTYPE), layer["merge"])
+    gate, up = jnp.split(normalised_product(x, layer["gate_up"]), 2, axis=-1)
+    return x + multiply((jax.nn.silu(gate) * up).astype(DTYPE), layer["down"])
 
 
 @functools.partial(jax.jit, static_argnames="steps")
@@ -101,23 +113,18 @@ def decode(layers: list[Layer], x: Array, steps: int) -> Array:
     def step(x: Array, _: Any) -> tuple[Array, None]:
         for layer in layers:
             x = one_layer(x, layer)
-        return normalised(x), None
+        return (x * norm_factor(x)).astype(DTYPE), None
 
     return jax.lax.scan(step, x, length=steps)[0]
 
 
-def measure(
-    of_shape: dict[Shape, Any], decoder: Decoder, args: argparse.Namespace
-) -> dict[str, Any]:
+def measure(layer: Layer, decoder: Decoder, args: argparse.Namespace) -> dict[str, Any]:
     """The time of a step and the bytes of all layers.
 
-    Matrices of a shape are copies: their weights are equal, but stand in memory of their own, so
-    that none is read from a cache.
+    Layers are copies of one: their weights are equal, but stand in memory of their own, so that
+    none is read from a cache.
     """
-    layers = [
-        {name: jax.tree.map(jnp.copy, of_shape[shape]) for name, shape in decoder.matrices.items()}
-        for _ in range(decoder.layers)
-    ]
+    layers = [jax.tree.map(jnp.copy, layer) for _ in range(decoder.layers)]
     rng = np.random.default_rng(args.seed)
     x = jnp.asarray(rng.standard_normal((args.decode_batch, decoder.hidden)), DTYPE)
     seconds = median_seconds(lambda: decode(layers, x, args.decode_steps), TIMED_CALLS)
@@ -134,26 +141,31 @@ def measure_shapes(args: argparse.Namespace) -> list[dict[str, Any]]:
     decoder = SHAPES[args.shapes]
     if args.decoder_layers is not None:
         decoder = decoder._replace(layers=args.decoder_layers)
-    shapes = dict.fromkeys(decoder.matrices.values())
     sparsities = sorted(x for x in args.sparsities if x)
     results = []
     with (
         memory_errors(f"decoding with the shapes of {args.shapes}", "--decoder-layers"),
         progress_bar(0, 1 + 2 * len(sparsities), args.quiet, args.shapes) as bar,
+        ThreadPoolExecutor() as pool,
     ):
 
-        def record(sparsity: float, form: str, of_shape: dict[Shape, Any], **more: str) -> None:
+        def record(sparsity: float, form: str, layer: Layer, **more: str) -> None:
             about = {"products": decoder.products, "weights": decoder.weights}
             about |= {"sparsity": sparsity, "form": form, **more}
-            results.append(about | measure(of_shape, decoder, args))
+            results.append(about | measure(layer, decoder, args))
             bar.update()
 
-        record(0.0, "dense", {shape: random_dense(shape, args.seed) for shape in shapes})
+        def each(make: Callable[..., Any], sources: dict[str, Any], **options: Any) -> Layer:
+            made = pool.map(functools.partial(make, **options), sources.values())
+            return dict(zip(sources, made, strict=True))
+
+        shapes = decoder.matrices
+        record(0.0, "dense", each(random_dense, shapes, seed=args.seed))
         for sparsity in sparsities:
-            matrices = {shape: random_csr(shape, sparsity, args.seed) for shape in shapes}
-            record(sparsity, "CSR", matrices)
-            packed = {shape: a.pack(columns=args.decode_batch) for shape, a in matrices.items()}
-            cells = {a.cell for a in packed.values()}
+            layer = each(random_csr, shapes, sparsity=sparsity, seed=args.seed)
+            record(sparsity, "CSR", layer)
+            layer = each(CSR.pack, layer, columns=args.decode_batch)
+            cells = {a.cell for a in layer.values()}
             packed_by = ", ".join(sorted({"gaps" if cell == 0 else "cells" for cell in cells}))
-            record(sparsity, "packed", packed, packed_by=packed_by)
+            record(sparsity, "packed", layer, packed_by=packed_by)
     return results
