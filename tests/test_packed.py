@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -89,17 +90,17 @@ def test_strips_are_of_rows_whose_longest_lanes_are_alike():
         offsets, columns = (np.asarray(x) for x in topology.concrete_arrays("test"))
         taken = []
         for row in np.asarray(packed.rows):
-            order = [row]
             gaps, starts, _ = pack_gaps(
                 {row: offsets[row], row + 1: offsets[row + 1]},
                 columns,
-                order,
+                [row],
                 columns=topology.shape[1],
                 parts=parts,
             )
             gaps = gaps.reshape(-1, 1, 32) >> 4 * np.arange(8, dtype=np.uint32)[:, None] & 15
             lanes = (gaps > 0).sum(1)
-            taken.append(sum(lanes[a:b].sum(0).max() for a, b in zip(starts, starts[1:])))
+            pieces = itertools.pairwise(starts)
+            taken.append(sum(lanes[a:b].sum(0).max() for a, b in pieces))
         assert (np.diff(taken) <= 0).all(), name
 
 
