@@ -113,7 +113,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add("--temperature", type=number(float, 1e-3), default=0.7, help="of the sample (0.7)")
     add("--shapes", choices=SHAPES, help="measure products of these shapes, and train nothing")
     add("--decoder-layers", type=count, help="of --shapes (as many as that model has)")
-    add("--decode-steps", type=count, default=16, help="of --shapes, at a time (%(default)s)")
+    add("--decode-steps", type=count, default=64, help="of --shapes, at a time (%(default)s)")
     add("--seed", type=number(int, 0, 2**32), default=0, help="of model, batches and sample (0)")
     add("--quiet", action="store_true", help="print only the result")
     args = parse_with_presets(parser, argv, PRESETS)
