@@ -317,10 +317,10 @@ std::vector<Target> Targets() {
         {name, UnpackCall(cell), {}, {in_bytes}, {"values 1", "out 0"}, {}, of_form});
   }
   for (const int64_t cell : {0, 1}) {
-    const std::string name = "8 bits, cells of " + std::to_string(cell);
-    const std::string in_halves = cell == 0 ? "values float16" : "";
-    packed.calls.push_back(
-        {name, QuantizedCall(cell), optional, {"out float32", in_halves}, {"values 1", "x 0"}, {}, {{"cell", 2}}});
+    Sound call{"8 bits, cells of " + std::to_string(cell), QuantizedCall(cell), optional};
+    call.free_dtype = {"out float32", cell == 0 ? "values float16" : ""};
+    call.free_size = {"values 1", "x 0"}, call.out_of_range = {{"cell", 2}};
+    packed.calls.push_back(call);
   }
   const Bounds columns = {{"columns", -1}, {"columns", kHuge}};
   Target check{

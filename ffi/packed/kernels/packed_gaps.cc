@@ -27,14 +27,14 @@ PackedGapsConfig ConfigOf(const PackedProblem& p) {
 
 KernelSource Source(const PackedProblem& p) {
   const PackedGapsConfig config = ConfigOf(p);
-  return {"packed/kernels/packed_gaps.cu",
-          KernelExpression(
-              "PackedGaps",
-              {TypeName(p.dtype), TypeName(p.out_dtype),
-               ConfigExpression("PackedGapsConfig",
-                                {NumbersField(config.numbers), Field("columns", config.columns),
-                                 Field("team", config.team),
-                                 Field("x_on_left", config.x_on_left)})})};
+  return {
+      "packed/kernels/packed_gaps.cu",
+      KernelExpression(
+          "PackedGaps",
+          {TypeName(p.dtype), TypeName(p.out_dtype),
+           ConfigExpression("PackedGapsConfig",
+                            {NumbersField(config.numbers), Field("columns", config.columns),
+                             Field("team", config.team), Field("x_on_left", config.x_on_left)})})};
 }
 
 // As many teams as make all strips in the fewest rounds, each of all multiprocessors.

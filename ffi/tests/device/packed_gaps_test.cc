@@ -49,9 +49,8 @@ struct Gaps {
     std::memset(unpack_gaps_panels, rubbish, sizeof(unpack_gaps_panels));
     const auto blocks =
         static_cast<int>(CeilDivide(GapStrips(p) * p.parts, UnpackGapsConfig::kWarps));
-    emulated::Launch(blocks, UnpackGapsConfig::kWarps * kWarp, [&] {
-      PackedUnpackGaps<T, kGaps.numbers>(p);
-    });
+    emulated::Launch(blocks, UnpackGapsConfig::kWarps * kWarp,
+                     [&] { PackedUnpackGaps<T, kGaps.numbers>(p); });
   }
 };
 
