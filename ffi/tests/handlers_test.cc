@@ -308,8 +308,7 @@ std::vector<Target> Targets() {
   for (const int64_t cell : {0, 1, 2}) {
     const bool second = cell == 2;
     const std::string name = "cells of " + std::to_string(cell), x = second ? "x 0" : "x 1";
-    // By gaps a row has as many numbers of 8 bits: of a product these then miss their scales.
-    const std::string in_bytes = cell == 0 ? "values int8" : "";
+    const std::string in_bytes = cell == 0 ? "values int8" : "";  // as wide, but scales are missing
     const TestCall call = PackedCall(cell, second, second, "float16", "float32", 1 << 20);
     packed.calls.push_back(
         {name, call, optional, {"out float16", in_bytes}, {"values 1", x}, {}, of_product});
