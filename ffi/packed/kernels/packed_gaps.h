@@ -42,8 +42,8 @@ struct PackedGapsProblem : PackedProblem {
   int rounds = 0;      // of parts that a team has
   int blocks = 1;      // that share the strips of a tile of columns
   uint32_t steps = 0;  // of a piece in the mean, times kMeanSteps
-  // The bits of 2^23 in float32, which conversions of int8 read. No compiler knows a parameter, so it
-  // stays in a register: the instruction has room for one constant, and another one is in it.
+  // The bits of 2^23 in float32, which conversions of int8 read. No compiler knows a parameter, so
+  // it stays in a register: the instruction has room for one constant, and another one is in it.
   uint32_t power = 0x4b000000u;
 
   static constexpr int64_t kMeanSteps = 1 << 12;
