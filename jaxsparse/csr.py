@@ -254,15 +254,15 @@ class CSR:
             dtype: of the numbers, bfloat16 or float16; by default that of the values. With int8 or
                 float8_e4m3fn (``jnp.float8_e4m3fn``) each row has a scale, the largest of its
                 magnitudes over 127 or 448, and its numbers are rounded to multiples of that, or to
-                those times a number of e4m3: the nearest. That saves memory; products are not
-                expected to be faster than in 16 bits.
+                those times a number of e4m3: the nearest. That saves memory; products are expected
+                to be faster than in 16 bits with one column of x alone, and ``cell=0``.
             cell: how places of numbers are stored. With 1 or 2, so many neighbours in a row are
                 stored together, and a bit tells whether they are: for products on tensor cores
                 with up to 128 columns. With 0 each number has its gap behind the one before, in 4
                 bits, and lanes of a GPU walk over stored numbers alone: for 1 to 8 columns, as the
                 time grows with their number. By default 2 for matrices that are more than 82 %
                 sparse, or that store both of nearly all pairs, as ``structure="pairs"`` of
-                `pruning.make_masks` has them, else 1; see ``columns``. Those of 8 bits have 1.
+                `pruning.make_masks` has them, else 1; see ``columns``. Those of 8 bits have 1 or 0.
             parts: into how many the columns are cut, at most 8, or at least one for each 8192
                 columns with gaps; by default what lets the blocks of an H200 end together.
             columns: how many columns of x products will mostly have, where ``cell`` is None: up to

@@ -41,21 +41,23 @@ class Packed:
 
     Numbers of 8 bits, int8 or float8_e4m3fn, are multiplied by the scale of their row, which makes
     the largest of each row the largest that the dtype has: see `CSR.pack`. They have no gradients,
-    and x is bfloat16 or float16, in which they are exact. They save memory; on an H200 products
-    take as long as by numbers of 16 bits at 50 % sparse, and a tenth longer at 70 %, since they
-    take more instructions to decode. A row that had a number that is not finite has scale NaN, and
-    its products are NaN. Sums are taken in float32 before they are scaled, and must fit it: of a
-    row with a single stored number up to x of 2.6e36 (int8) or 7.5e35 (float8_e4m3fn), of a row
-    with r of them up to an r-th of that at worst.
+    and x is bfloat16 or float16, in which they are exact. They save memory; in cells, on an H200,
+    products take as long as by numbers of 16 bits at 50 % sparse, and a tenth longer at 70 %, since
+    they take more instructions to decode. With cell 0 a number that is rounded to 0 counts as none.
+    A row that had a number that is not finite has scale NaN, and its products are NaN. Sums are
+    taken in float32 before they are scaled, and must fit it: of a row with a single stored number
+    up to x of 2.6e36 (int8) or 7.5e35 (float8_e4m3fn), of a row with r of them up to an r-th of
+    that at worst.
 
     A pytree: the arrays below are its leaves, so it goes through ``jax.jit``, checkpoints and
     ``jax.export``. On a CPU, and on a GPU for many columns, it is written out and multiplied by
     XLA.
 
     Attributes:
-        values: ``(w, 64)``, bfloat16 or float16: rows of two numbers for each lane, or with cell 0
-            ``(w, 256)``, of eight. ``(w, 128)``, int8 or float8_e4m3fn: rows of four. No number of
-            float8_e4m3fn is NaN, as `verify` checks; kernels would read it as 480.
+        values: ``(w, 64)``, bfloat16 or float16: rows of two numbers for each lane. ``(w, 128)``,
+            int8 or float8_e4m3fn: rows of four. With cell 0 ``(w, 256)`` of any of these: rows of
+            eight. No number of float8_e4m3fn is NaN, as `verify` checks; kernels would read it as
+            480 or as NaN.
         masks: uint32 ``(p, s, 32)``: which places of each of p pieces are stored. With cell 0
             ``(w, 32)``: how far each number is behind the one before.
         starts: int32 ``(p + 1,)``: the rows of ``values`` in front of each piece.
@@ -141,12 +143,12 @@ class Packed:
                 f"CSR.pack: {dtype} is not trainable, as numbers of 8 bits have no gradients: "
                 "repackable=True takes other values"
             )
-        if quantize and cell not in (None, 1):
-            raise ValueError(f"CSR.pack: cell must be 1 for {dtype}, got {cell}")
+        if quantize and cell == 2:
+            raise ValueError(f"CSR.pack: cell must be None, 0 or 1 for {dtype}, got 2")
         pattern = [np.asarray(x, np.int32) for x in topology.concrete_arrays("CSR.pack")]
         pattern.append(np.asarray(topology.pattern.row_order, np.int32))
         if cell is None:
-            cell = 1 if quantize else form_for(*pattern, shape=topology.shape, n=columns)
+            cell = form_for(*pattern, shape=topology.shape, n=columns, dtype=dtype)
         m, k = topology.shape
         least, most = range_of_parts(k, cell)
         if parts is not None and not (isinstance(parts, int) and least <= parts <= most):

@@ -32,9 +32,9 @@ def check_shapes(operation: str, packed: Packed) -> None:
     else:
         count = math.ceil(k / (packed_streams.PANEL_COLUMNS * packed.parts))
         masks = (pieces, count * packed_streams.masks_of_panel(packed.cell), LANES)
-    if packed.quantized and packed.cell != 1:
+    if packed.quantized and packed.cell == 2:
         raise ValueError(
-            f"{operation}: cell of a packed matrix of {packed.dtype} must be 1, got {packed.cell}"
+            f"{operation}: cell of a packed matrix of {packed.dtype} must be 0 or 1, got 2"
         )
     expected: dict[str, tuple[tuple[int | None, ...], tuple[Any, ...]]] = {
         "rows": ((m,), (integers,)),  # first, as it tells most

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from jaxsparse.ops import packed_gaps
@@ -45,14 +47,15 @@ def form_for(
     *,
     shape: tuple[int, int],
     n: int | None,
+    dtype: Any,
 ) -> int:
     """The cell with which a product by n columns is predicted to take least; None: by many."""
-    cell = cell_for(row_offsets, columns, shape)
+    cell = 1 if dtype in LARGEST else cell_for(row_offsets, columns, shape)
     if n is None or n > MOST_COLUMNS_OF_GAPS:
         return cell
-    lengths = np.diff(row_offsets)[row_order]
-    of_gaps = microseconds_of_gaps(lengths, shape[1], n)
-    return 0 if of_gaps < microseconds_of_streams(int(row_offsets[-1]), shape, cell) else cell
+    of_gaps = microseconds_of_gaps(np.diff(row_offsets)[row_order], shape[1], n, dtype)
+    nnz = int(row_offsets[-1])
+    return 0 if of_gaps < microseconds_of_streams(nnz, shape, cell, dtype) else cell
 
 
 def range_of_parts(k: int, cell: int) -> tuple[int, int]:
@@ -79,14 +82,17 @@ def _parts_of_streams(m: int, k: int) -> int:
     return min(range(1, most + 1), key=lambda parts: _by_instructions(m, k, parts))
 
 
-def microseconds_of_streams(nnz: int, shape: tuple[int, int], cell: int) -> float:
+def microseconds_of_streams(nnz: int, shape: tuple[int, int], cell: int, dtype: Any) -> float:
     """What a product with at most 8 columns takes: that of instructions for panels, or of bytes.
 
-    All places take instructions, stored or not; those of pairs take 0.58 of the others'.
+    All places take instructions, stored or not; those of pairs take 0.58 of the others', and those
+    of e4m3 1.1 times as long. Four streams of bytes are padded more than two of other numbers.
     """
     m, k = shape
-    panels = _by_instructions(m, k, _parts_of_streams(m, k), 1 if cell == 1 else 0.58)
-    return max(panels, 4.5 + (2.1 * nnz + m * k / (8 * cell)) / _BYTES)
+    of_panel = 0.58 if cell == 2 else 1.1 if dtype == jnp.float8_e4m3fn else 1
+    panels = _by_instructions(m, k, _parts_of_streams(m, k), of_panel)
+    of_entry = 1.25 if dtype in LARGEST else 2.1
+    return max(panels, 4.5 + (of_entry * nnz + m * k / (8 * cell)) / _BYTES)
 
 
 def _by_instructions(m: int, k: int, parts: int, of_panel: float = 1) -> float:
@@ -117,23 +123,28 @@ def _parts_of_gaps(m: int, k: int) -> int:
     return parts
 
 
-def microseconds_of_gaps(lengths: np.ndarray, k: int, n: int) -> float:
-    """What a product with n columns takes: that of bytes, 2.5 for each entry, or of instructions.
+def microseconds_of_gaps(lengths: np.ndarray, k: int, n: int, dtype: Any) -> float:
+    """What a product with n columns takes: that of bytes, or of instructions.
 
     Args:
         lengths: entries of each row, in the order in which they make strips.
         k: columns of the matrix.
         n: columns of x, at most 8.
+        dtype: of the numbers. Each has half a byte more, for its gap.
     """
-    entries = entries_of_gaps(lengths, k)
+    entries, dtype = entries_of_gaps(lengths, k), jnp.dtype(dtype)
     of_entry = next(count for most, count in _INSTRUCTIONS if n <= most)
+    of_entry += _INSTRUCTIONS_OF_8_BITS.get(dtype, 0)
     clocks = entries / LANES * of_entry / (4 * _MULTIPROCESSORS)  # each takes one of four warps
-    return 4 + max(2.5 * entries / _BYTES_OF_GAPS, clocks / _CLOCKS)
+    of_memory = entries * (float(dtype.itemsize) + 0.5) / _BYTES_OF_GAPS
+    return 4 + max(of_memory, clocks / _CLOCKS)
 
 
 # Of a warp for an entry of each of its lanes: up to so many columns of x, and how many, as an H200
 # was measured. Of 2 and 4 columns some of it is to bring x to shared memory.
 _INSTRUCTIONS = ((1, 6.2), (2, 18), (4, 18.5), (8, 23.5))
+# More of them to convert a number, counted in machine code.
+_INSTRUCTIONS_OF_8_BITS = {jnp.dtype(jnp.int8): 1.1, jnp.dtype(jnp.float8_e4m3fn): 0.7}
 
 
 def entries_of_gaps(lengths: np.ndarray, k: int) -> float:

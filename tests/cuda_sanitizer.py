@@ -114,7 +114,7 @@ def of_skewed(rng, dtype, suffix):
 
 
 def of_packed(rng, dtype, suffix):
-    """The kernels of packed weights, which have 16 bits."""
+    """The kernels of packed weights, by x of 16 bits."""
     return [] if dtype == jnp.float32 else packed_products(rng, dtype)
 
 
@@ -232,10 +232,11 @@ def convolutions(rng, dtype):
 def packed_products(rng, dtype):
     """Of several parts and strips, with x on either side and with a number that is not finite."""
     results = []
-    for cell, density in (0, 0.3), (1, 0.5), (2, 0.1):
+    forms = (0, 0.3, dtype), (0, 0.3, jnp.int8), (0, 0.1, jnp.float8_e4m3fn)
+    for cell, density, numbers in (*forms, (1, 0.5, dtype), (2, 0.1, dtype)):
         topology = Topology.from_mask(rng.random((150, 2300)) < density)
         values = jnp.asarray(rng.standard_normal(topology.nse), dtype)
-        packed = CSR(values, topology).pack(cell=cell, parts=3)
+        packed = CSR(values, topology).pack(numbers, cell=cell, parts=3)
         x = jnp.asarray(rng.standard_normal((2300, 72)), dtype)
         results.append(packed.todense())
         for variant in backend.TARGETS["packed_product"]["variants"]["cuda"]:

@@ -212,13 +212,14 @@ def test_errors():
         PackedLinear.from_sparse(wide)
 
 
-@pytest.mark.parametrize("dtype", [jnp.int8, jnp.float8_e4m3fn])
-def test_weights_of_8_bits(dtype, tmp_path):
+@pytest.mark.parametrize("dtype, cell", [(jnp.int8, 1), (jnp.float8_e4m3fn, 0)])
+def test_weights_of_8_bits(dtype, cell, tmp_path):
     """No parameters, and scales beside them; inputs are rounded to the layer's own 16 bits."""
     for own, computed in (jnp.float16, jnp.float16), (None, jnp.bfloat16):
         dense = nnx.Linear(300, 70, dtype=own, rngs=nnx.Rngs(0))
         sparse = SparseLinear.from_dense(dense, sparsity=0.6)
-        layer = PackedLinear.from_sparse(sparse, dtype=dtype)
+        layer = PackedLinear.from_sparse(sparse, dtype=dtype, columns=None if cell else 1)
+        assert layer.weight.cell == cell
         assert set(nnx.state(layer, nnx.Param)) == {"bias"} and layer.dtype == computed
         assert "scales" in nnx.state(layer, PackedArray)
         x = jnp.asarray(np.random.default_rng(0).standard_normal((5, 300)), jnp.float32)
@@ -237,7 +238,7 @@ def test_weights_of_8_bits(dtype, tmp_path):
         pruning.save(path, layer)
         again = pruning.load(path, lambda: nnx.Linear(300, 70, dtype=own, rngs=nnx.Rngs(1)))  # noqa: B023
         jax.tree.map(np.testing.assert_array_equal, nnx.state(again), nnx.state(layer))
-        assert (again.dtype, again.weight.dtype) == (computed, dtype)
+        assert (again.dtype, again.weight.dtype, again.cell) == (computed, dtype, cell)
         np.testing.assert_array_equal(again(x), y)
     with pytest.raises(ValueError, match="is not trainable, as numbers of 8 bits have no grad"):
         PackedLinear.from_sparse(sparse, dtype=dtype, trainable=True)
@@ -255,6 +256,9 @@ def test_sparsify_to_8_bits(monkeypatch):
     sixteen, _ = pruning.sparsify(pruned(jnp.bfloat16), x, packed=True, dtype=jnp.bfloat16)
     assert sixteen.weight.dtype == jnp.bfloat16
     assert table.rows[0]["packed_bytes"] < 0.75 * sixteen.weight.nbytes
+    measured(monkeypatch, 3, 2, 1.5, 1)
+    result, _ = pruning.sparsify(pruned(jnp.bfloat16), x, packed=True, dtype=jnp.int8)
+    assert (result.weight.dtype, result.weight.cell) == (jnp.int8, 0)
     measured(monkeypatch, 3, 2)
     for dtype, wanted, why in (
         (jnp.float32, jnp.int8, "it computes in float32, and packed weights have 16 bits"),

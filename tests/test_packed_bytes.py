@@ -18,9 +18,19 @@ from jaxsparse import CSR, EXPORT_DISABLED_CHECKS, H200, Device, Packed, Topolog
 from jaxsparse.quantization import dequantized, quantized
 
 DTYPES = [jnp.dtype(jnp.int8), jnp.dtype(jnp.float8_e4m3fn)]
-OF_CELLS = [each for each in IMPLEMENTATIONS if packs(each[1], 1)]
+FORMS = [
+    (variant, cell) for cell in (0, 1) for variant in IMPLEMENTATIONS if packs(variant[1], cell)
+]
 LARGEST = {"int8": 127, "float8_e4m3fn": 448}
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+# By gaps places are those of 16 bits, whatever the pattern is.
+SOME_PATTERNS = [
+    ([*PATTERNS][::2], 1),
+    ([*PATTERNS][1::2], 1),
+    (["odd", "98_percent", "padding", "striped", "nothing_stored"], 0),
+]
+each_cell = pytest.mark.parametrize("cell", [0, 1])
+each_form = pytest.mark.parametrize("dtype, cell", [(DTYPES[0], 0), (DTYPES[1], 1)])
 
 
 def steps(exact, dtype):
@@ -71,10 +81,10 @@ def test_numbers_that_are_not_finite(dtype):
     """Their rows are NaN, where anything is stored, and in products."""
     topology = PATTERNS["70_percent"]()
     rows = rows_of(topology)
-    for bad in np.nan, -np.inf:
+    for bad, cell in (np.nan, 1), (-np.inf, 0):
         a = random_matrix(topology, dtype=jnp.float32)
         a = CSR(a.values.at[40].set(bad), topology)
-        packed = a.pack(dtype).verify()
+        packed = a.pack(dtype, cell=cell).verify()
         expected = np.zeros(topology.shape, bool)
         expected[rows[40]] = np.asarray(a.todense() != 0)[rows[40]]
         np.testing.assert_array_equal(np.isnan(packed.todense()), expected)
@@ -83,16 +93,16 @@ def test_numbers_that_are_not_finite(dtype):
         assert np.isnan(y).sum() == 3
 
 
-@pytest.mark.parametrize("turn", [0, 1])
-def test_every_place(turn):
-    """The numbers that lanes read from their streams stand where they should."""
-    for number, (name, make) in enumerate(PATTERNS.items()):
-        if number % 2 != turn:
-            continue
-        dtype, parts, topology = DTYPES[number // 2 % 2], 1 + 2 * (number // 4 % 2), make()
+@pytest.mark.parametrize("names, cell", SOME_PATTERNS)
+def test_every_place(names, cell):
+    """The numbers that lanes read from their streams, or walk to, stand where they should."""
+    for number, name in enumerate(names):
+        dtype, parts = DTYPES[number % 2], 1 + 2 * (number // 2 % 2)
+        topology = PATTERNS[name]()
         m = topology.shape[0]
         a = random_matrix(topology)
-        packed = a.pack(dtype, parts=parts_that_fit(topology, parts), repackable=True)
+        parts = parts_that_fit(topology, parts, cell)
+        packed = a.pack(dtype, cell=cell, parts=parts, repackable=True)
         numbers, scales = quantized(a.values, topology.row_indices, m=m, dtype=dtype)
         expected = np.zeros(topology.shape)
         columns = np.asarray(topology.column_indices)[: int(topology.nnz)]
@@ -101,8 +111,9 @@ def test_every_place(turn):
         np.testing.assert_array_equal(packed.scales, scales)
         dense = expected.astype(np.float32) * np.asarray(scales)[:, None]
         np.testing.assert_array_equal(packed.todense(), dense)
-        assert np.asarray(packed.stored()).sum() == topology.nnz
-        assert packed.verify() is packed and packed.cell == 1
+        stored = topology.nnz if cell else np.count_nonzero(expected)
+        assert np.asarray(packed.stored()).sum() == stored
+        assert packed.verify() is packed and packed.cell == cell
 
 
 def test_few_rows_serve_a_panel():
@@ -116,28 +127,40 @@ def test_few_rows_serve_a_panel():
     assert "int8" in repr(packed) and "% of dense in 16 bits, cell 1" in repr(packed)
 
 
-# pattern, columns of x, parts, dtype of x, whether x is on the left, activation, float32 results
+# pattern, columns of x, cell, parts, dtype of x, whether x is on the left, activation, float32
+# results
 PRODUCTS = [
-    ("odd", 1, 1, "bfloat16", False, None, False),
-    ("uneven", 5, 3, "float16", True, "relu", False),
-    ("70_percent", 16, 2, "bfloat16", False, None, True),
-    ("striped", 33, 2, "float16", False, "gelu", True),
-    ("many_columns", 130, 8, "bfloat16", True, None, True),
-    ("nothing_stored", 3, 1, "bfloat16", False, "relu", False),
-    ("no_rows", 3, 1, "bfloat16", True, None, False),
-    ("no_columns", 3, 1, "float16", False, None, False),
+    ("odd", 1, 1, 1, "bfloat16", False, None, False),
+    ("uneven", 5, 1, 3, "float16", True, "relu", False),
+    ("70_percent", 16, 1, 2, "bfloat16", False, None, True),
+    ("striped", 33, 1, 2, "float16", False, "gelu", True),
+    ("many_columns", 130, 1, 8, "bfloat16", True, None, True),
+    ("nothing_stored", 3, 1, 1, "bfloat16", False, "relu", False),
+    ("no_rows", 3, 1, 1, "bfloat16", True, None, False),
+    ("no_columns", 3, 1, 1, "float16", False, None, False),
+    ("odd", 1, 0, 1, "float16", False, "relu", False),
+    ("98_percent", 1, 0, 4, "bfloat16", True, None, True),
+    ("striped", 2, 0, 2, "bfloat16", False, "gelu", False),
+    ("uneven", 4, 0, 3, "float16", True, None, True),
+    ("many_columns", 8, 0, 9, "bfloat16", False, None, False),
+    ("70_percent", 21, 0, 1, "float16", True, None, True),
+    ("full", 40, 0, 1, "bfloat16", False, "relu", False),
+    ("nothing_stored", 1, 0, 1, "float16", True, None, False),
 ]
 
 
-@pytest.mark.parametrize("implementation, variant", OF_CELLS)
+@pytest.mark.parametrize("implementation, variant", IMPLEMENTATIONS)
 @pytest.mark.parametrize("number", range(len(PRODUCTS)))
 def test_product(number, implementation, variant):
     """That of the matrix that is stored, in float64: nothing is rounded but sums and results."""
-    name, n, parts, of_x, left, activation, wide = PRODUCTS[number]
+    name, n, cell, parts, of_x, left, activation, wide = PRODUCTS[number]
+    if not packs(variant, cell):
+        pytest.skip("of other matrices")
     dtype = DTYPES[number % 2]
     topology = PATTERNS[name]()
     m, k = topology.shape
-    packed = random_matrix(topology).pack(dtype, parts=parts_that_fit(topology, parts))
+    parts = parts_that_fit(topology, parts, cell)
+    packed = random_matrix(topology).pack(dtype, cell=cell, parts=parts)
     x = random_x(k, n, of_x)
     bias = jnp.asarray(np.random.default_rng(2).standard_normal(m), of_x) if activation else None
     wanted = jnp.zeros(()) if wide else None
@@ -155,24 +178,30 @@ def test_product(number, implementation, variant):
 
 @each_dtype
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-@pytest.mark.parametrize("implementation, variant", OF_CELLS)
-def test_bad_x_stays_where_it_belongs(implementation, variant, bad, dtype):
+@pytest.mark.parametrize("by, cell", FORMS)
+def test_bad_x_stays_where_it_belongs(by, cell, bad, dtype):
+    """By gaps a number that is rounded to 0 is none, in cells it is."""
     topology = PATTERNS["70_percent"]()
-    packed = random_matrix(topology).pack(dtype, parts=2)
+    a = random_matrix(topology)
+    rows, column = rows_of(topology), np.asarray(topology.column_indices)[: int(topology.nnz)]
+    zero = np.flatnonzero(column == 7)[0]
+    a = CSR(a.values.at[zero].set(1e-7), topology)
+    packed = a.pack(dtype, cell=cell, parts=2)
+    assert packed.stored()[rows[zero], 7] == (cell != 0) and not packed.todense()[rows[zero], 7]
     x = random_x(topology.shape[1], 4).at[7, 2].set(bad)
-    y = compiled(packed, x, None, False, implementation, variant, None, None)
+    y = compiled(packed, x, None, False, *by, None, None)
     touched = np.zeros(y.shape, bool)
     touched[:, 2] = np.asarray(packed.stored())[:, 7]
     np.testing.assert_array_equal(~np.isfinite(np.asarray(y, np.float32)), touched)
 
 
-@each_dtype
+@each_form
 @pytest.mark.parametrize("left", [False, True])
-def test_derivatives_of_x(left, dtype):
+def test_derivatives_of_x(left, dtype, cell):
     """Of every order, and of the bias: those of the dense product."""
     topology = PATTERNS["odd"]()
     m, k = topology.shape
-    packed = random_matrix(topology).pack(dtype)
+    packed = random_matrix(topology).pack(dtype, cell=cell)
     dense = packed.todense()
 
     def loss(product):
@@ -204,10 +233,10 @@ def test_derivatives_of_x(left, dtype):
             np.testing.assert_allclose(np.asarray(actual, np.float32), expected, atol=limit)
 
 
-@each_dtype
-def test_numbers_have_no_derivatives(dtype):
+@each_form
+def test_numbers_have_no_derivatives(dtype, cell):
     a = random_matrix(PATTERNS["odd"]())
-    packed, x = a.pack(dtype, repackable=True), random_x(53, 2)
+    packed, x = a.pack(dtype, cell=cell, repackable=True), random_x(53, 2)
     message = "numbers of 8 bits and their scales have no derivatives"
     for activation in None, "relu":
 
@@ -227,11 +256,12 @@ def test_numbers_have_no_derivatives(dtype):
         a.pack(dtype, trainable=True)
 
 
-@each_dtype
-def test_other_values(dtype):
+@each_form
+def test_other_values(dtype, cell):
     """`repack` gives the bits of packing anew, under jit without compiling again."""
     topology = PATTERNS["padding"]()
-    packed = random_matrix(topology).pack(dtype, repackable=True)
+    pack = functools.partial(CSR.pack, dtype=dtype, cell=cell)
+    packed = pack(random_matrix(topology), repackable=True)
     traced = []
 
     @jax.jit
@@ -242,15 +272,16 @@ def test_other_values(dtype):
     for seed in 1, 2:
         b = random_matrix(topology, seed, jnp.float32)
         for again in repack(packed, b.values), packed.repack(b.values):
-            jax.tree.map(np.testing.assert_array_equal, again, b.pack(dtype, repackable=True))
+            jax.tree.map(np.testing.assert_array_equal, again, pack(b, repackable=True))
     assert len(traced) == 1
     with pytest.raises(ValueError, match="trainable=True or repackable=True"):
-        random_matrix(topology).pack(dtype).repack(b.values)
+        pack(random_matrix(topology)).repack(b.values)
 
 
-def test_batches_and_back_to_rows():
+@each_cell
+def test_batches_and_back_to_rows(cell):
     topology = PATTERNS["odd"]()
-    packed = random_matrix(topology).pack(jnp.int8)
+    packed = random_matrix(topology).pack(jnp.int8, cell=cell)
     dense, x = packed.todense(), jnp.stack([random_x(53, 6), random_x(53, 6, seed=7)])
     y = jax.vmap(lambda x: packed @ x, 0, 1)(x)
     expected = jnp.moveaxis(dense @ x.astype(jnp.float32), 0, 1)
@@ -260,16 +291,17 @@ def test_batches_and_back_to_rows():
     np.testing.assert_array_equal(back.todense(), dense)
 
 
-@each_dtype
-def test_tree_files_and_export(dtype, tmp_path):
-    packed, x = random_matrix(PATTERNS["uneven"]()).pack(dtype, parts=2), random_x(2100, 3)
+@each_form
+def test_tree_files_and_export(dtype, cell, tmp_path):
+    a, x = random_matrix(PATTERNS["uneven"]()), random_x(2100, 3)
+    packed = a.pack(dtype, cell=cell, parts=2)
     assert len(jax.tree.leaves(packed)) == 6 and set(packed.arrays) == {*Packed.ARRAYS, "scales"}
     run = jax.jit(lambda packed, x: (packed, packed @ x))
     exported = jax.export.export(run, disabled_checks=EXPORT_DISABLED_CHECKS)(packed, x)
     called, y = jax.export.deserialize(exported.serialize()).call(packed, x)
     np.testing.assert_array_equal(y, packed @ x)
     for each in *through_checkpoints(packed, tmp_path), called:
-        assert (each.shape, each.cell, each.parts, each.dtype) == (packed.shape, 1, 2, dtype)
+        assert (each.shape, each.cell, each.parts, each.dtype) == (packed.shape, cell, 2, dtype)
         jax.tree.map(np.testing.assert_array_equal, each.verify(), packed)
 
 
@@ -302,13 +334,18 @@ def test_explained():
         (call,) = explain(product, packed, x[:, :16], device=small)
         assert call.variant == "packed_mma"
         times[str(jnp.dtype(dtype))] = dict(call.variants)["packed_mma"]
+        by_gaps = a.pack(dtype, columns=1)
+        (call,) = explain(product, by_gaps, x[:, :1], device=H200)
+        assert (by_gaps.cell, call.variant) == (0, "packed_gaps")
+        times[f"{jnp.dtype(dtype)} by gaps"] = dict(call.variants)["packed_gaps"]
     assert times["bfloat16"] < times["int8"] < times["float8_e4m3fn"]
+    assert times["int8 by gaps"] < times["bfloat16 by gaps"] < times["bfloat16"]
 
 
 def test_errors():
     a = random_matrix(PATTERNS["odd"]())
     packed = a.pack(jnp.int8)
-    with pytest.raises(ValueError, match="cell must be 1 for int8, got 2"):
+    with pytest.raises(ValueError, match="cell must be None, 0 or 1 for int8, got 2"):
         a.pack(jnp.int8, cell=2)
     with pytest.raises(ValueError, match=r"dtype must be bfloat16, .*e4m3fn, got float8_e5m2"):
         a.pack(jnp.float8_e5m2)
@@ -335,26 +372,27 @@ def test_errors():
             Packed.from_arrays(packed.arrays | {"scales": scales}, packed.shape)
 
 
-@pytest.mark.parametrize("implementation, variant", OF_CELLS)
-def test_sums_of_large_x(implementation, variant):
+@pytest.mark.parametrize("by, cell", FORMS)
+def test_sums_of_large_x(by, cell):
     """They are finite as far as is documented for rows of one entry, though scales come last."""
     topology = Topology.from_mask(np.eye(40, 300, dtype=bool))
     values = jnp.asarray(np.random.default_rng(0).uniform(1e-3, 1, 40), jnp.float32)
     for dtype, largest in zip(DTYPES, (2.6e36, 7.5e35), strict=True):
-        packed = CSR(values, topology).pack(dtype)
+        packed = CSR(values, topology).pack(dtype, cell=cell)
         x = jnp.full((300, 3), largest, jnp.bfloat16)
-        y = compiled(packed, x, None, False, implementation, variant, None, jnp.zeros(()))
+        y = compiled(packed, x, None, False, *by, None, jnp.zeros(()))
         exact = np.asarray(packed.todense(), np.float64) @ np.asarray(x, np.float64)
         np.testing.assert_allclose(y, exact, rtol=1e-6)
 
 
-def test_products_round_sums_alone():
+@each_cell
+def test_products_round_sums_alone(cell):
     """int8 beside x of whole numbers is exact, whatever the scale: nothing is rounded before."""
     topology = PATTERNS["50_percent"]()
     m, k = topology.shape
     numbers = np.random.default_rng(0).integers(-127, 128, topology.nse)
     numbers[np.unique(rows_of(topology), return_index=True)[1]] = 127
-    packed = CSR(jnp.asarray(numbers / 8, jnp.float32), topology).pack(jnp.int8)
+    packed = CSR(jnp.asarray(numbers / 8, jnp.float32), topology).pack(jnp.int8, cell=cell)
     np.testing.assert_array_equal(packed.scales, np.full(m, 0.125, np.float32))
     x = jnp.asarray(np.random.default_rng(1).integers(-9, 10, (k, 4)), jnp.bfloat16)
     expected = np.asarray(packed.todense(), np.float64) @ np.asarray(x, np.float64)

@@ -158,11 +158,12 @@ def test_shard_map_second_derivative(implementation):
 
 
 @KINDS
-def test_packed_weights_of_8_bits(kind):
+@pytest.mark.parametrize("cell", [0, 1])
+def test_packed_weights_of_8_bits(kind, cell):
     """Products stay sharded; scales are of rows of the matrix, which each device has."""
     rng = np.random.default_rng(0)
     a = CSR.fromdense(jnp.asarray(rng.standard_normal((40, 300)), jnp.bfloat16))
-    packed = a.pack(jnp.int8)
+    packed = a.pack(jnp.int8, cell=cell)
     x = jnp.asarray(rng.standard_normal((16, 300)), jnp.bfloat16)
     product = jax.jit(linear)
     with jax.set_mesh(mesh := mesh_of(kind)):

@@ -132,6 +132,19 @@ __device__ __forceinline__ uint32_t MultiplyAddHalves(uint32_t a, uint32_t b, ui
   return sums;
 }
 
+// Two numbers of 8 bits, e4m3, as numbers of float16, which have more bits of everything; from
+// compute capability 8.9 on.
+#if __CUDA_ARCH__ >= 890
+constexpr bool kConvertsE4M3 = true;
+#else
+constexpr bool kConvertsE4M3 = false;
+#endif
+__device__ __forceinline__ uint32_t HalvesOfE4M3(uint16_t bytes) {
+  uint32_t halves;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(bytes));
+  return halves;
+}
+
 // The lesser of two unsigned numbers of 16 bits, in each half of a word.
 __device__ __forceinline__ uint32_t MinOfHalves(uint32_t a, uint32_t b) {
 #if __CUDA_ARCH__ >= 900

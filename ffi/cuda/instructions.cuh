@@ -142,12 +142,15 @@ __device__ __forceinline__ uint32_t LoadOnce(const uint32_t* from) {
                : "l"(__cvta_generic_to_global(from)));
   return x;
 }
-__device__ __forceinline__ Words4 LoadOnce(const Words4* from) {
-  Words4 x;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+__device__ __forceinline__ void LoadOnce(const uint32_t* from, uint32_t (&to)[2]) {
+  asm volatile("ld.global.nc.L1::no_allocate.v2.b32 {%0, %1}, [%2];"
+               : "=r"(to[0]), "=r"(to[1])
                : "l"(__cvta_generic_to_global(from)));
-  return x;
+}
+__device__ __forceinline__ void LoadOnce(const uint32_t* from, uint32_t (&to)[4]) {
+  asm volatile("ld.global.nc.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "l"(__cvta_generic_to_global(from)));
 }
 
 // 16 bytes of global memory by one store, which compilers may take apart where numbers were

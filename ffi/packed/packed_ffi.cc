@@ -23,17 +23,15 @@ void TakeValues(CallParser& call, Dimension& words, ElementType& dtype, PackedPr
   p.numbers = type.is(ffi::S8)         ? PackedNumbers::kInt8
               : type.is(ffi::F8E4M3FN) ? PackedNumbers::kE4M3
                                        : PackedNumbers::kPlain;
+  if (p.numbers != PackedNumbers::kPlain && p.cell > 1) {
+    call.Fail("cell must be 0 or 1 with values of 8 bits, got " + std::to_string(p.cell));
+  }
   const int64_t numbers = (p.cell == 0 ? kGapNumbers : NumbersOfWord(p.numbers)) * kWarp;
   if (width.size != numbers) {
     call.Fail("values must have " + std::to_string(numbers) + " numbers in a row, got " +
               std::to_string(width.size));
   }
-  if (p.numbers != PackedNumbers::kPlain) {
-    if (p.cell != 1) {
-      call.Fail("cell must be 1 with values of 8 bits, got " + std::to_string(p.cell));
-    }
-    return;
-  }
+  if (p.numbers != PackedNumbers::kPlain) return;
   const ffi::DataType plain = type.is(ffi::BF16) ? ffi::BF16 : ffi::F16;
   if (!dtype.Allows(plain)) call.Fail("values must be " + dtype.Text() + ", got " + type.Text());
   dtype.Settle(plain, "values");
@@ -118,6 +116,7 @@ struct PackedUnpacking {
 };
 
 constexpr PackedNumbers kOf8Bits[] = {PackedNumbers::kInt8, PackedNumbers::kE4M3};
+constexpr std::pair<int, int64_t> kFormsOf8Bits[] = {{0, 1}, {0, 8}, {1, 8}, {1, 64}};  // cell, n
 
 }  // namespace
 
@@ -130,10 +129,13 @@ OperationEntry PackedUnpackEntry() {
     problems.push_back(problem);
   }
   for (const PackedNumbers numbers : kOf8Bits) {
-    PackedProblem problem;
-    problem.m = problem.k = 8192;
-    problem.numbers = numbers;
-    problems.push_back(problem);
+    for (const int cell : {0, 1}) {
+      PackedProblem problem;
+      problem.m = problem.k = 8192;
+      problem.cell = cell;
+      problem.numbers = numbers;
+      problems.push_back(problem);
+    }
   }
   return MakeEntry<PackedUnpacking>(problems);
 }
@@ -176,10 +178,11 @@ OperationEntry PackedProductEntry() {
       }
     }
     for (const PackedNumbers numbers : kOf8Bits) {
-      for (const int64_t n : {8, 64}) {
+      for (const auto& [cell, n] : kFormsOf8Bits) {
         PackedProblem problem;
         problem.m = problem.k = 8192;
         problem.n = n;
+        problem.cell = cell;
         problem.numbers = numbers;
         problem.parts = 4;
         problem.x_on_left = types.out_dtype == DType::kFloat32;

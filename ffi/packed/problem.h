@@ -12,9 +12,9 @@
 // number e of pair j of group g is stored. With cell 2 a word is a pair of which any is stored. A
 // step has 16 groups; bit 8 (2 (g % 2) + j) + g / 2 is that of pair j of group g.
 //
-// Numbers of 8 bits have cells of 1 and four streams in a lane, each a byte of its words: byte 2 j
-// + e is of number e of pairs j, as in masks. They are multiplied by the scale of their row when
-// its sums are done.
+// Numbers of 8 bits are multiplied by the scale of their row when its sums are done. In cells they
+// have cells of 1 and four streams in a lane, each a byte of its words: byte 2 j + e is of number e
+// of pairs j, as in masks.
 //
 // At the end of each panel a stream that is more than kPackedDrift behind the longest one of its
 // piece is padded up to that, so that few rows of words serve a panel, whatever the pattern is.
@@ -26,8 +26,8 @@
 // before, or, the first one, behind the place in front of the range. Behind a gap of 15 a number
 // may be none, only to bridge a wider one; it is 0. With a gap of 0 there is none, as behind the
 // last one of a lane that has fewer than others. A step, a row of `values`, is 8 numbers of each
-// lane; its gaps are a word of each in `masks`, number e in bits 4 e. `panels` has one for each
-// piece. Numbers that are 0 count as none.
+// lane, whatever their bits are; its gaps are a word of each in `masks`, number e in bits 4 e.
+// `panels` has one for each piece. Numbers that are 0 count as none.
 #pragma once
 
 #include "cuda/activation.h"
@@ -48,7 +48,6 @@ constexpr int kGapLanes = kWarp / kGapStripRows;  // of a row
 constexpr int kGapNumbers = 8;                    // of a lane, of a step
 constexpr int kGapBits = 4;
 constexpr int kMostGap = 15;
-constexpr int kGapStepBytes = kWarp * (kGapNumbers * 2 + 4);  // numbers and gaps
 
 JAXSPARSE_INLINE int64_t GapRangeColumns(int64_t columns, int64_t parts) {
   return CeilDivide(columns, kGapLanes * parts) * kGapLanes;
@@ -61,6 +60,14 @@ enum class PackedNumbers : int { kPlain, kInt8, kE4M3 };
 // Numbers of a word.
 JAXSPARSE_INLINE constexpr int NumbersOfWord(PackedNumbers numbers) {
   return numbers == PackedNumbers::kPlain ? 2 : 4;
+}
+
+// Words of a lane that a step by gaps has: of numbers, and of numbers and gaps.
+JAXSPARSE_INLINE constexpr int GapNumberWords(PackedNumbers numbers) {
+  return kGapNumbers / NumbersOfWord(numbers);
+}
+JAXSPARSE_INLINE constexpr int GapStepWords(PackedNumbers numbers) {
+  return GapNumberWords(numbers) + 1;
 }
 
 // Panels of each part of so many columns.

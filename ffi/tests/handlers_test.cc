@@ -308,13 +308,19 @@ std::vector<Target> Targets() {
   for (const int64_t cell : {0, 1, 2}) {
     const bool second = cell == 2;
     const std::string name = "cells of " + std::to_string(cell), x = second ? "x 0" : "x 1";
+    const std::string in_bytes = cell == 0 ? "values int8" : "";  // as wide, but scales are missing
     const TestCall call = PackedCall(cell, second, second, "float16", "float32", 1 << 20);
     packed.calls.push_back(
-        {name, call, optional, {"out float16"}, {"values 1", x}, {}, of_product});
-    unpacked.calls.push_back({name, UnpackCall(cell), {}, {}, {"values 1", "out 0"}, {}, of_form});
+        {name, call, optional, {"out float16", in_bytes}, {"values 1", x}, {}, of_product});
+    unpacked.calls.push_back(
+        {name, UnpackCall(cell), {}, {in_bytes}, {"values 1", "out 0"}, {}, of_form});
   }
-  Sound quantized{"8 bits", QuantizedCall(), optional, {"out float32"}, {"values 1", "x 0"}};
-  packed.calls.push_back(quantized);
+  for (const int64_t cell : {0, 1}) {
+    Sound call{"8 bits, cells of " + std::to_string(cell), QuantizedCall(cell), optional};
+    call.free_dtype = {"out float32", cell == 0 ? "values float16" : ""};
+    call.free_size = {"values 1", "x 0"}, call.out_of_range = {{"cell", 2}};
+    packed.calls.push_back(call);
+  }
   const Bounds columns = {{"columns", -1}, {"columns", kHuge}};
   Target check{
       CheckTopologyEntry(),

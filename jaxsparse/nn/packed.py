@@ -37,8 +37,8 @@ class PackedLinear(nnx.Module):
     ``sources`` and ``topology`` come along, for gradients; they take several times the bytes of
     the values. For training with many rows of inputs `SparseLinear` is faster.
 
-    Weights of 8 bits have ``scales``, a `PackedArray`, too; they are multiplied by inputs of 16
-    bits, and are never parameters.
+    Weights of 8 bits, in cells or by gaps, have ``scales``, a `PackedArray`, too; they are
+    multiplied by inputs of 16 bits, and are never parameters.
 
     Args:
         weight: the matrix.

@@ -146,7 +146,7 @@ def packed_linear(
         return f"it computes in {own}, not in {dtype}"
     rows = [math.prod(x.shape) // max(layer.in_features, 1) for x in inputs]
     forms: dict[str, int | None] = {"cells": None}
-    if dtype.itemsize == 2 and max(rows, default=0) <= MOST_COLUMNS_OF_GAPS:
+    if max(rows, default=0) <= MOST_COLUMNS_OF_GAPS:
         forms["gaps"] = 0
     return {
         form: PackedLinear.from_sparse(layer, dtype=dtype, cell=cell)

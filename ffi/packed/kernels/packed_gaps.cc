@@ -17,6 +17,7 @@ int64_t Width(const PackedProblem& p) { return GapRangeColumns(p.k, p.parts); }
 // takes one after another.
 PackedGapsConfig ConfigOf(const PackedProblem& p) {
   PackedGapsConfig config;
+  config.numbers = p.numbers;
   while (config.columns < kMostGapColumns && config.columns < p.n) config.columns *= 2;
   config.x_on_left = p.x_on_left;
   if (p.parts <= kMostTeam) config.team = static_cast<int>(p.parts);
@@ -26,13 +27,14 @@ PackedGapsConfig ConfigOf(const PackedProblem& p) {
 
 KernelSource Source(const PackedProblem& p) {
   const PackedGapsConfig config = ConfigOf(p);
-  return {"packed/kernels/packed_gaps.cu",
-          KernelExpression(
-              "PackedGaps",
-              {TypeName(p.dtype), TypeName(p.out_dtype),
-               ConfigExpression("PackedGapsConfig",
-                                {Field("columns", config.columns), Field("team", config.team),
-                                 Field("x_on_left", config.x_on_left)})})};
+  return {
+      "packed/kernels/packed_gaps.cu",
+      KernelExpression(
+          "PackedGaps",
+          {TypeName(p.dtype), TypeName(p.out_dtype),
+           ConfigExpression("PackedGapsConfig",
+                            {NumbersField(config.numbers), Field("columns", config.columns),
+                             Field("team", config.team), Field("x_on_left", config.x_on_left)})})};
 }
 
 // As many teams as make all strips in the fewest rounds, each of all multiprocessors.
@@ -59,14 +61,28 @@ bool Fits(const PackedProblem& p) {
          ConfigOf(p).SharedBytes(Width(p)) <= p.gpu.shared_bytes;
 }
 
+// Instructions that a number takes more than one of 16 bits, counted in machine code.
+double InstructionsOfByte(PackedNumbers numbers) {
+  switch (numbers) {
+    case PackedNumbers::kPlain:
+      return 0;
+    case PackedNumbers::kInt8:
+      return 1.1;
+    case PackedNumbers::kE4M3:
+      return 0.7;
+  }
+  return 0;
+}
+
 // Predicted: what passes through memory, or instructions of numbers.
 double Cost(const PackedProblem& p) {
   constexpr double kStart = 4, kBytes = 4.7e6, kSchedulers = 4;
   const PackedGapsConfig config = ConfigOf(p);
   const double numbers = static_cast<double>(p.words) * kGapNumbers;  // of a lane
-  const double instructions = config.columns == 1 ? 6.2 : 17 + 0.8 * config.columns;
+  const double instructions =
+      (config.columns == 1 ? 6.2 : 17 + 0.8 * config.columns) + InstructionsOfByte(p.numbers);
   const double issued = numbers * instructions / (kSchedulers * p.gpu.multiprocessors);
-  const double bytes = static_cast<double>(p.words) * kGapStepBytes / kBytes;
+  const double bytes = GapBytes(p) / kBytes;
   const auto tiles = static_cast<double>(CeilDivide(p.n, config.columns));
   return kStart + tiles * std::max(bytes, issued / kClocksOfMicrosecond);
 }

@@ -4,67 +4,17 @@
 // gaps come from memory to registers, some steps ahead. Eight lanes then add up their sums, and
 // warps of a team those of their ranges.
 //
-// Floors: 2.5 bytes of memory for each number, padding included; an issue slot for each of some 6
-// instructions a number with one column, and 20 with eight; a wavefront of shared memory for each
-// number and 4 bytes of a unit of x.
+// Floors: 2.5 bytes of memory for each number, or 1.5 for one of 8 bits, padding included; an issue
+// slot for each of some 6 instructions a number with one column, and 20 with eight, and one more of
+// 8 bits; a wavefront of shared memory for each number and 4 bytes of a unit of x.
 #include "cuda/activation.cuh"
 #include "cuda/vector_access.cuh"
 #include "cuda/warpgroup.cuh"
 #include "packed/kernels/packed_gaps.h"
+#include "packed/kernels/packed_gaps_steps.cuh"
 #include "packed/kernels/packed_gaps_x.cuh"
 
 namespace jaxsparse {
-
-// Where a step's numbers stand, and what they are.
-struct GapStep {
-  Words4 numbers;
-  uint32_t gaps;
-};
-
-// A piece's steps as they come from memory.
-class GapSteps {
-  const Words4* numbers_;  // the lane's, of the next step
-  const uint32_t* gaps_;
-  uint32_t left_;
-
- public:
-  __device__ GapSteps(const PackedProblem& p, int64_t piece, bool exists) {
-    const int32_t* starts = static_cast<const int32_t*>(p.starts.data) + (exists ? piece : 0);
-    const uint32_t begin = RowBounds::Clamp(starts[0], p.words);
-    const uint32_t end = exists ? RowBounds::Clamp(starts[1], p.words) : begin;
-    const int64_t first = int64_t{begin} * kWarp + threadIdx.x % kWarp;
-    left_ = end > begin ? end - begin : 0;
-    numbers_ = static_cast<const Words4*>(p.values.data) + first;
-    gaps_ = static_cast<const uint32_t*>(p.masks.data) + first;
-  }
-  __device__ __forceinline__ bool Exists(uint32_t step) const { return step < left_; }
-  __device__ __forceinline__ void Load(int step, GapStep* to) const {
-    if (!Exists(step)) return;
-    to->numbers = LoadOnce(numbers_ + step * kWarp);
-    to->gaps = LoadOnce(gaps_ + step * kWarp);
-  }
-  // Behind so many steps, all of which exist.
-  __device__ __forceinline__ void Advance(int steps) {
-    numbers_ += steps * kWarp;
-    gaps_ += steps * kWarp;
-    left_ -= steps;
-  }
-};
-
-// Has the L2 cache fetch a piece's first steps while it is not known yet where they are: where they
-// would be if all pieces had as many. They are near there, and all of what is there is wanted.
-template <int kSteps>
-__device__ __forceinline__ void PrefetchSteps(const PackedGapsProblem& p, uint32_t piece) {
-  constexpr int kLine = 128, kLines = kSteps * kWarp * 16 / kLine;
-  const uint64_t begin = MultiplyWide(piece, p.steps) / PackedGapsProblem::kMeanSteps;
-  const uint32_t lane = threadIdx.x % kWarp;
-  if (begin + kSteps > static_cast<uint64_t>(p.words)) return;
-  const char* numbers = static_cast<const char*>(p.values.data) + begin * kWarp * 16;
-#pragma unroll
-  for (uint32_t line = lane; line < kLines; line += kWarp) PrefetchToL2(numbers + line * kLine);
-  const char* gaps = static_cast<const char*>(p.masks.data) + begin * kWarp * 4;
-  if (lane < kSteps) PrefetchToL2(gaps + lane * kLine);
-}
 
 // A unit of x: so many columns' numbers of one row.
 template <typename T, int kColumns>
@@ -87,9 +37,11 @@ struct GapUnit {
 template <typename T, PackedGapsConfig kConfig>
 class GapSums {
   static constexpr int kColumns = kConfig.columns, kAhead = kConfig.Ahead();
+  using Step = GapStep<kConfig.numbers>;
 
-  __device__ __forceinline__ void AddStep(const GapStep& step, uint32_t last, uint32_t& at) {
-    const uint32_t words[] = {step.numbers.x, step.numbers.y, step.numbers.z, step.numbers.w};
+  uint32_t power_;
+
+  __device__ __forceinline__ void AddStep(const Step& step, uint32_t last, uint32_t& at) {
     const uint32_t even = step.gaps & 0x0f0f0f0fu, odd = step.gaps >> kGapBits & 0x0f0f0f0fu;
     static_assert(kConfig.kRowBytes < 256 && 2 * kGapBits == 8);
     at = at < last ? at : last;
@@ -98,7 +50,7 @@ class GapSums {
       const uint32_t row = static_cast<uint32_t>(kConfig.kRowBytes) << 8 * (e / 2);
       at = AddProductsOfBytes(e % 2 == 0 ? even : odd, row, at);
       const GapUnit<T, kColumns> x(at);
-      const float number = NumberOfHalf(T(), words[e / 2], e % 2);
+      const float number = step.template NumberAt<T>(e, power_);
 #pragma unroll
       for (int i = 0; i < kColumns; ++i) AddProductUnlessZero(number, x.numbers[i], &sums[i]);
     }
@@ -107,9 +59,11 @@ class GapSums {
  public:
   float sums[kColumns] = {};
 
+  __device__ __forceinline__ explicit GapSums(const PackedGapsProblem& p) : power_(p.power) {}
+
   // `before`: the row in front of the piece's first one, for the lane; `last`: that of x. `ahead`:
   // the first steps.
-  __device__ __forceinline__ void AddPiece(GapSteps steps, GapStep (&ahead)[kAhead],
+  __device__ __forceinline__ void AddPiece(GapSteps<kConfig.numbers> steps, Step (&ahead)[kAhead],
                                            uint32_t before, uint32_t last) {
     uint32_t at = before;
 #pragma unroll 1
@@ -144,6 +98,9 @@ __device__ __forceinline__ void WriteRow(const PackedProblem& p, int strip, int 
   const int64_t column = first_column + lane % kGapLanes;
   if (place >= p.m || lane % kGapLanes >= kConfig.columns || column >= p.n) return;
   const int64_t row = Within(static_cast<const int32_t*>(p.rows.data)[place], p.m);
+  if constexpr (kConfig.numbers != PackedNumbers::kPlain) {
+    sum *= static_cast<const float*>(p.scales.data)[row];
+  }
   if (p.bias.data != nullptr) sum += ToAccumulator(static_cast<const T*>(p.bias.data)[row]);
   FromAccumulator(Activate(p.activation, sum),
                   static_cast<Out*>(p.out.data) +
@@ -172,7 +129,8 @@ __global__ void __launch_bounds__(kConfig.MostWarps() * kWarp, 1)
   const uint32_t space = end + kConfig.kBehindBytes + warp * kWarp * 4;
   const int first_strip = block * teams;
   if (first_strip + team < strips) {
-    PrefetchSteps<kAhead>(p, (first_strip + team) * static_cast<int>(p.parts) + range);
+    PrefetchSteps<kConfig.numbers, kAhead>(
+        p, (first_strip + team) * static_cast<int>(p.parts) + range);
   }
   if (warp == 0) StoreShared(shared + lane * 4, 0.0f);
 
@@ -180,12 +138,12 @@ __global__ void __launch_bounds__(kConfig.MostWarps() * kWarp, 1)
 #pragma unroll 1
   for (int first = first_strip; first < strips; first += p.blocks * teams) {
     const int strip = first + team;
-    GapSums<T, kConfig> sums;
+    GapSums<T, kConfig> sums(p);
 #pragma unroll 1
     for (int round = 0; round < rounds; ++round) {
       const int64_t piece = int64_t{strip} * p.parts + round * kTeam + range;
-      GapStep ahead[kAhead];
-      const GapSteps steps(p, piece, strip < strips);
+      GapStep<kConfig.numbers> ahead[kAhead];
+      const GapSteps<kConfig.numbers> steps(p, piece, strip < strips);
       if (rounds > 1 || is_first) {
         GapX<T, kConfig> rows_of_x(p, round * rows, first_column);
 #pragma unroll

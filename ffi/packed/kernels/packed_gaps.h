@@ -8,6 +8,7 @@ namespace jaxsparse {
 constexpr int kMostGapColumns = 8;  // of x, of a tile
 
 struct PackedGapsConfig {
+  PackedNumbers numbers = PackedNumbers::kPlain;
   int columns = 1;  // of x, of a tile: 1, 2, 4 or 8
   // Parts of the columns that are multiplied at once: a team has a warp for each of them.
   int team = 1;
@@ -19,8 +20,11 @@ struct PackedGapsConfig {
   static constexpr int kRowBytes = 128;
   constexpr int UnitBytes() const { return columns == 1 ? 4 : 2 * columns; }
   constexpr int Copies() const { return kRowBytes / (kGapLanes * UnitBytes()); }
-  // Steps that a lane has asked for while it adds up another one.
-  constexpr int Ahead() const { return columns == 1 ? 8 : columns == 2 ? 6 : 4; }
+  // Steps that a lane has asked for while it adds up another one: about as many words, whatever
+  // numbers are.
+  constexpr int Ahead() const {
+    return (columns == 1 ? 40 : columns == 2 ? 30 : 20) / GapStepWords(numbers);
+  }
 
   // Of shared memory, in bytes: a row of zeros in front of x, which lanes without numbers read;
   // rows behind x, where a damaged matrix may lead in a step; sums of warps.
@@ -38,6 +42,9 @@ struct PackedGapsProblem : PackedProblem {
   int rounds = 0;      // of parts that a team has
   int blocks = 1;      // that share the strips of a tile of columns
   uint32_t steps = 0;  // of a piece in the mean, times kMeanSteps
+  // The bits of 2^23 in float32, which conversions of int8 read. No compiler knows a parameter, so
+  // it stays in a register: the instruction has room for one constant, and another one is in it.
+  uint32_t power = 0x4b000000u;
 
   static constexpr int64_t kMeanSteps = 1 << 12;
 

@@ -14,6 +14,11 @@ inline bool FitsPacked(const PackedProblem& p) {
   return p.k < kMost && p.n < kMost && p.m < kMost;
 }
 
+// Of numbers and gaps, of a matrix by gaps.
+inline double GapBytes(const PackedProblem& p) {
+  return static_cast<double>(p.words * GapStepWords(p.numbers) * kPackedRowBytes);
+}
+
 // What numbers are, as configurations say it.
 inline Field NumbersField(PackedNumbers numbers) {
   const char* name = numbers == PackedNumbers::kPlain  ? "kPlain"

@@ -8,7 +8,7 @@ namespace {
 
 KernelSource Source(const PackedProblem& p) {
   return {"packed/kernels/packed_unpack_gaps.cu",
-          KernelExpression("PackedUnpackGaps", {TypeName(p.dtype)})};
+          KernelExpression("PackedUnpackGaps", {TypeName(p.dtype), NumbersField(p.numbers).value})};
 }
 
 LaunchShape Shape(const PackedProblem& p) {
@@ -24,7 +24,7 @@ bool Fits(const PackedProblem& p) {
 double Cost(const PackedProblem& p) {
   constexpr double kStart = 2.5, kBytes = 3.0e6;
   const double places = static_cast<double>(p.m) * static_cast<double>(p.k);
-  return kStart + (static_cast<double>(p.words) * kGapStepBytes + 2 * places) / kBytes;
+  return kStart + (GapBytes(p) + 2 * places) / kBytes;
 }
 
 }  // namespace

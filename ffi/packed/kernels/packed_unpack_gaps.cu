@@ -1,26 +1,38 @@
 // Writes a matrix that is packed by gaps (packed/problem.h) out, zeros in place. A warp has a
 // piece: lanes put their numbers in rows of a panel in shared memory, from where whole rows are
-// written.
+// written. Numbers of 8 bits become those of T, without their scales.
 //
 // Floor: the matrix passes through memory once, packed and written out.
 #include "cuda/vector_access.cuh"
+#include "packed/kernels/lane_bytes.cuh"
 #include "packed/kernels/packed_unpack.h"
 
 namespace jaxsparse {
 
-// A lane's numbers, one after another.
+// What stores a number.
+template <typename T, PackedNumbers kNumbers>
+struct StoredNumber {
+  using Type = unsigned char;
+};
 template <typename T>
+struct StoredNumber<T, PackedNumbers::kPlain> {
+  using Type = T;
+};
+
+// A lane's numbers, one after another.
+template <typename T, PackedNumbers kNumbers>
 class GapNumbers {
-  const T* numbers_;
+  using Stored = typename StoredNumber<T, kNumbers>::Type;
+  const Stored* numbers_;
   const uint32_t* gaps_;
   uint32_t next_, end_;  // numbers
 
  public:
   uint32_t place = ~uint32_t{0};  // of the number, in front of the range at first
-  T number = {};
+  Stored number = {};
 
   __device__ GapNumbers(const PackedProblem& p, int64_t piece)
-      : numbers_(static_cast<const T*>(p.values.data)),
+      : numbers_(static_cast<const Stored*>(p.values.data)),
         gaps_(static_cast<const uint32_t*>(p.masks.data)) {
     const int32_t* starts = static_cast<const int32_t*>(p.starts.data) + piece;
     next_ = RowBounds::Clamp(starts[0], p.words) * kGapNumbers;
@@ -36,9 +48,17 @@ class GapNumbers {
     number = numbers_[step * kGapNumbers + e];
     return gap > 0;
   }
+  // Bits of the number as one of T.
+  __device__ __forceinline__ uint16_t Bits() const {
+    if constexpr (kNumbers == PackedNumbers::kPlain) {
+      return number.bits;
+    } else {
+      return static_cast<uint16_t>(WholePair<T, kNumbers>(PairOfBytes<T, kNumbers>::Make(number)));
+    }
+  }
 };
 
-template <typename T>
+template <typename T, PackedNumbers kNumbers>
 __global__ void __launch_bounds__(UnpackGapsConfig::kWarps* kWarp)
     PackedUnpackGaps(const __grid_constant__ PackedProblem p) {
   using Config = UnpackGapsConfig;
@@ -51,7 +71,7 @@ __global__ void __launch_bounds__(UnpackGapsConfig::kWarps* kWarp)
   const uint32_t panel = AddressOfShared(unpack_gaps_panels) + warp * Config::kPanelBytes;
   const uint32_t own = panel + lane / kGapLanes * kLine + lane % kGapLanes * 2;
   const bool wide = p.k % kVector == 0 && IsAligned<Words4>(p.out.data);
-  GapNumbers<T> numbers(p, piece);
+  GapNumbers<T, kNumbers> numbers(p, piece);
   bool more = numbers.Advance();
 #pragma unroll 1
   for (int64_t first = 0; first < width; first += kPanel) {
@@ -63,7 +83,7 @@ __global__ void __launch_bounds__(UnpackGapsConfig::kWarps* kWarp)
     const auto place = static_cast<uint32_t>(first / kGapLanes);
 #pragma unroll 1
     while (more && numbers.place - place < kPanel / kGapLanes) {
-      SharedAt<uint16_t>(own + (numbers.place - place) * kGapLanes * 2) = numbers.number.bits;
+      SharedAt<uint16_t>(own + (numbers.place - place) * kGapLanes * 2) = numbers.Bits();
       more = numbers.Advance();
     }
     __syncwarp();

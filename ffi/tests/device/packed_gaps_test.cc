@@ -12,15 +12,15 @@ namespace {
 
 // What tests know of a configuration.
 struct Form {
+  PackedNumbers numbers;
   bool x_on_left;
-  static constexpr PackedNumbers numbers = PackedNumbers::kPlain;
   static constexpr int cell = 0;
 };
 
 // Of so many parts times options' ones, by so many teams in a block.
 template <typename T, typename Out, PackedGapsConfig kGaps, int kTeams, int kBlocks>
 struct Gaps {
-  static constexpr Form kConfig{kGaps.x_on_left};
+  static constexpr Form kConfig{kGaps.numbers, kGaps.x_on_left};
   static constexpr int kParts = kGaps.team;
 
   static void Run(PackedProblem p, bool backwards) {
@@ -37,7 +37,8 @@ struct Gaps {
 
   // A warp takes all parts of a strip.
   static void RunInTurns(const PackedProblem& p, bool backwards) {
-    constexpr PackedGapsConfig kInTurns{.columns = kGaps.columns, .x_on_left = kGaps.x_on_left};
+    constexpr PackedGapsConfig kInTurns{
+        .numbers = kGaps.numbers, .columns = kGaps.columns, .x_on_left = kGaps.x_on_left};
     const auto blocks = kBlocks * static_cast<int>(CeilDivide(p.n, kGaps.columns));
     const PackedGapsProblem problem(p, kInTurns, blocks);
     emulated::Launch(
@@ -48,7 +49,8 @@ struct Gaps {
     std::memset(unpack_gaps_panels, rubbish, sizeof(unpack_gaps_panels));
     const auto blocks =
         static_cast<int>(CeilDivide(GapStrips(p) * p.parts, UnpackGapsConfig::kWarps));
-    emulated::Launch(blocks, UnpackGapsConfig::kWarps * kWarp, [&] { PackedUnpackGaps<T>(p); });
+    emulated::Launch(blocks, UnpackGapsConfig::kWarps * kWarp,
+                     [&] { PackedUnpackGaps<T, kGaps.numbers>(p); });
   }
 };
 
@@ -69,5 +71,10 @@ int main() {
   TestGaps<float16, float, {.columns = 2, .team = 4, .x_on_left = true}, 1, 4>();
   TestGaps<bfloat16, bfloat16, {.columns = 8, .x_on_left = true}, 3, 1>();
   TestGaps<float16, float16, {.columns = 8}, 4, 2>();
+  constexpr auto kInt8 = PackedNumbers::kInt8, kE4M3 = PackedNumbers::kE4M3;
+  TestGaps<bfloat16, bfloat16, {.numbers = kInt8, .columns = 1, .team = 2}, 2, 3>();
+  TestGaps<float16, float, {.numbers = kInt8, .columns = 8, .x_on_left = true}, 3, 2>();
+  TestGaps<float16, float16, {.numbers = kE4M3, .columns = 1, .x_on_left = true}, 4, 2>();
+  TestGaps<bfloat16, float, {.numbers = kE4M3, .columns = 4, .team = 2}, 2, 2>();
   std::puts("all results agree");
 }

@@ -177,9 +177,9 @@ inline TestCall PackedCall(int64_t cell, bool left, bool has_bias, const std::st
 }
 
 // The same in 8 bits, with x on the left and a bias.
-inline TestCall QuantizedCall() {
-  TestCall call = PackedCall(1, true, true, "float16", "float16", 1 << 20);
-  call.operands[0] = {"values", "int8", {10, 128}};
+inline TestCall QuantizedCall(int64_t cell) {
+  TestCall call = PackedCall(cell, true, true, "float16", "float16", 1 << 20);
+  call.operands[0] = {"values", "int8", {10, cell == 0 ? 256 : 128}};
   call.operands.insert(call.operands.end() - 1, {"scales", "float32", {20}});
   return call;
 }

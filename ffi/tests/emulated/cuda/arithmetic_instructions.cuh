@@ -86,6 +86,17 @@ inline uint32_t MultiplyAddHalves(uint32_t a, uint32_t b, uint32_t c) {
   };
   return HalvesOfFloats(sum(0), sum(16));
 }
+constexpr bool kConvertsE4M3 = true;
+inline uint32_t HalvesOfE4M3(uint16_t bytes) {
+  const auto half = [](int byte) {
+    const int exponent = byte >> 3 & 15, fraction = byte & 7;
+    const float magnitude = (byte & 0x7f) == 0x7f ? NAN
+                            : exponent == 0       ? std::ldexp(float(fraction), -9)
+                                                  : std::ldexp(float(8 + fraction), exponent - 10);
+    return (byte & 0x80) != 0 ? -magnitude : magnitude;
+  };
+  return HalvesOfFloats(half(bytes & 0xff), half(bytes >> 8));
+}
 inline uint32_t MinOfHalves(uint32_t a, uint32_t b) {
   const uint32_t low = std::min(a & 0xffff, b & 0xffff), high = std::min(a >> 16, b >> 16);
   return low | high << 16;

@@ -110,9 +110,13 @@ inline void PrefetchToL2(const void* from, uint32_t bytes) {
   for (uint32_t at = 0; at < bytes; ++at) Prefetch(static_cast<const char*>(from) + at);
 }
 
-template <typename P>
-P LoadOnce(const P* from) {
-  return *from;
+inline uint32_t LoadOnce(const uint32_t* from) { return *from; }
+template <int kWords>
+void LoadOnce(const uint32_t* from, uint32_t (&to)[kWords]) {
+  if (reinterpret_cast<uintptr_t>(from) % (4 * kWords) != 0) {
+    emulated::Block::Fail("misaligned load");
+  }
+  for (int i = 0; i < kWords; ++i) to[i] = from[i];
 }
 
 // A thread that loads in this way or looks at a clock may poll: the others get a turn.
