@@ -108,7 +108,8 @@ __device__ __forceinline__ void WriteRow(const PackedProblem& p, int strip, int 
 }
 
 // A block has some teams, each of which makes a strip of the tile of columns at once, then the next
-// one. If there are more parts than warps of a team, x comes anew for each of them.
+// one. Strips are dealt out to blocks one by one, as the first ones have the most numbers. If there
+// are more parts than warps of a team, x comes anew for each of them.
 template <typename T, typename Out, PackedGapsConfig kConfig>
 __global__ void __launch_bounds__(kConfig.MostWarps() * kWarp, 1)
     PackedGaps(const __grid_constant__ PackedGapsProblem p) {
@@ -127,17 +128,16 @@ __global__ void __launch_bounds__(kConfig.MostWarps() * kWarp, 1)
   const uint32_t before = x - kConfig.kRowBytes + range * width / kGapLanes * kConfig.kRowBytes;
   const uint32_t end = x + rows / kGapLanes * kConfig.kRowBytes;  // of x
   const uint32_t space = end + kConfig.kBehindBytes + warp * kWarp * 4;
-  const int first_strip = block * teams;
-  if (first_strip + team < strips) {
-    PrefetchSteps<kConfig.numbers, kAhead>(
-        p, (first_strip + team) * static_cast<int>(p.parts) + range);
+  const int first_strip = team * p.blocks + block;
+  if (first_strip < strips) {
+    PrefetchSteps<kConfig.numbers, kAhead>(p, first_strip * static_cast<int>(p.parts) + range);
   }
   if (warp == 0) StoreShared(shared + lane * 4, 0.0f);
 
   bool is_first = true;
 #pragma unroll 1
-  for (int first = first_strip; first < strips; first += p.blocks * teams) {
-    const int strip = first + team;
+  for (int first = block; first < strips; first += teams * p.blocks) {
+    const int strip = first + team * p.blocks;
     GapSums<T, kConfig> sums(p);
 #pragma unroll 1
     for (int round = 0; round < rounds; ++round) {
