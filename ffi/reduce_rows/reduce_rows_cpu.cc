@@ -14,43 +14,50 @@ JAXSPARSE_INLINE Number Greater(Number most, Number x) {
   return (x > most) | (x != x) ? x : most;
 }
 
-// Of at least kLanes values. The last vector may hold some of the one in front of it: they do not
-// become more by that.
-template <int kLanes, typename T>
-JAXSPARSE_INLINE auto MaximumOfMany(const T* values, int64_t count) {
-  auto of_lanes = Load<kLanes>(values);
-  for (int64_t i = kLanes; i < count; i += kLanes) {
-    of_lanes = Greater(of_lanes, Load<kLanes>(values + (i + kLanes < count ? i : count - kLanes)));
+// By halving.
+template <int kLanes, typename Acc>
+JAXSPARSE_INLINE Acc MaximumOfLanes(Vector<Acc, kLanes> v) {
+  if constexpr (kLanes == 1) {
+    return v[0];
+  } else {
+    Vector<Acc, kLanes / 2> halves[2];
+    std::memcpy(halves, &v, sizeof(v));
+    return MaximumOfLanes<kLanes / 2, Acc>(Greater(halves[0], halves[1]));
   }
-  auto most = of_lanes[0];
-  for (int l = 1; l < kLanes; ++l) most = Greater(most, of_lanes[l] + 0);
-  return most;
 }
 
-template <typename T>
+// Of so many values at a time, or as many as there are. The last vector may hold some of the one in
+// front of it: they do not become more by that.
+template <int kLanes, typename T>
 JAXSPARSE_INLINE auto Maximum(const T* values, int64_t count) {
   using Acc = typename Accumulator<T>::type;
-  constexpr int kLanes = kMaxLanes<Acc>, kFew = 4;
-  if (count >= kLanes) return MaximumOfMany<kLanes>(values, count);
-  if (kFew < kLanes && count >= kFew) return MaximumOfMany<kFew>(values, count);
-  Acc most = -INFINITY;
-  for (int64_t i = 0; i < count; ++i) most = Greater(most, Acc(ToFloat(values[i])));
-  return most;
+  if constexpr (kLanes == 1) {
+    return count == 1 ? Acc(ToFloat(values[0])) : Acc(-INFINITY);
+  } else {
+    if (count < kLanes) return Maximum<kLanes / 2>(values, count);
+    auto of_lanes = Load<kLanes>(values);
+    int64_t i = kLanes;
+    for (; i + kLanes <= count; i += kLanes) of_lanes = Greater(of_lanes, Load<kLanes>(values + i));
+    if (i < count) of_lanes = Greater(of_lanes, Load<kLanes>(values + count - kLanes));
+    return MaximumOfLanes<kLanes, Acc>(of_lanes);
+  }
 }
 
-// kLanes exponentials at a time, of which those that are counted already add 0.
-template <typename T, typename Acc>
+// The same of a sum. What the last vector holds of the one in front of it adds 0.
+template <int kLanes, typename T, typename Acc>
 JAXSPARSE_INLINE Acc SumOfExponentials(const T* values, int64_t count, Acc less) {
-  constexpr int kLanes = kMaxLanes<Acc>;
   using Lanes = Vector<Acc, kLanes>;
-  const Lanes nothing = Broadcast<kLanes>(static_cast<Acc>(-INFINITY));
+  if constexpr (kLanes > 1) {
+    if (count < kLanes) return SumOfExponentials<kLanes / 2>(values, count, less);
+  }
   Lanes sums = {};
   int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes) sums += Exp<kLanes>(Load<kLanes>(values + i) - less);
   if (i < count) {
-    Lanes last = nothing;
-    for (int l = 0; i + l < count; ++l) last[l] = Acc(ToFloat(values[i + l]));
-    sums += Exp<kLanes>(last - less);
+    Lanes places;
+    for (int l = 0; l < kLanes; ++l) places[l] = static_cast<Acc>(l);
+    const auto last = Exp<kLanes>(Load<kLanes>(values + count - kLanes) - less);
+    sums += places >= static_cast<Acc>(i + kLanes - count) ? last : Lanes{};
   }
   return Sum<kLanes, Acc>(sums);
 }
@@ -58,9 +65,10 @@ JAXSPARSE_INLINE Acc SumOfExponentials(const T* values, int64_t count, Acc less)
 template <typename T>
 JAXSPARSE_INLINE auto LogSumExp(const T* values, int64_t count) {
   using Acc = typename Accumulator<T>::type;
-  const Acc most = Maximum(values, count);
+  constexpr int kLanes = kMaxLanes<Acc>;
+  const Acc most = Maximum<kLanes>(values, count);
   if (!std::isfinite(most)) return most;  // as is then the sum
-  return most + static_cast<Acc>(std::log(double(SumOfExponentials<T, Acc>(values, count, most))));
+  return most + static_cast<Acc>(std::log(double(SumOfExponentials<kLanes>(values, count, most))));
 }
 
 template <typename T>
@@ -78,7 +86,8 @@ void Rows(const ReduceRowsProblem& problem, Workers& workers) {
       const RowBounds bounds(row_offsets, row, problem.pattern.nse);
       const T* of_row = values + bounds.begin;
       const int64_t count = bounds.end - bounds.begin;
-      FromFloat(is_maximum ? Maximum(of_row, count) : LogSumExp(of_row, count), &out[row]);
+      constexpr int kLanes = kMaxLanes<typename Accumulator<T>::type>;
+      FromFloat(is_maximum ? Maximum<kLanes>(of_row, count) : LogSumExp(of_row, count), &out[row]);
     }
   });
 }
