@@ -84,7 +84,7 @@ def reduce_rows(values, topology, reduction):
         "max": lambda v: np.max(v, initial=-np.inf),
         "logsumexp": lambda v: np.logaddexp.reduce(v, initial=-np.inf),
     }[reduction]
-    rows = [values[a:b] for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
+    rows = [values[a:b] for a, b in itertools.pairwise(offsets)]
     with np.errstate(invalid="ignore"):
         return np.array([reduce(row) for row in rows])
 

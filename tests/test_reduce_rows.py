@@ -84,11 +84,9 @@ def test_derivatives(reduction):
     np.testing.assert_array_equal(gradient[OFFSETS[-1] :], 0)
 
 
-@combinations(
-    "dtype, reduction, implementation, variant", DTYPES, BY_KERNELS, cases("reduce_rows")
-)
+@combinations("dtype, reduction, implementation, variant", DTYPES, BY_KERNELS, cases("reduce_rows"))
 def test_limits(dtype, reduction, implementation, variant):
-    """Infinities and NaN stay in their rows, which are short and long, at each place of a vector."""
+    """Infinities and NaN stay in their rows, which are short and long."""
     lengths = np.tile([3, 9, 40, 600], 10)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     columns = np.concatenate([np.arange(length) for length in lengths])

@@ -12,8 +12,8 @@
 #include "kernels/attention.h"
 #include "kernels/depthwise.h"
 #include "kernels/operands.h"
-#include "sddmm/sddmm.h"
 #include "reduce_rows/reduce_rows.h"
+#include "sddmm/sddmm.h"
 #include "sparse_softmax/sparse_softmax.h"
 #include "spmm/spmm.h"
 

@@ -105,8 +105,8 @@ def _sums(
     batch = jnp.broadcast_shapes(values.shape[:-1], topology.batch_shape)
     values = jnp.broadcast_to(values, (*batch, topology.nse))
     ones = jnp.ones((topology.shape[1], 1), values.dtype)
-    product = {"transpose": False, "dense_on_left": False}
-    sums = multiply("reduce_rows", CSR(values, topology), ones, **product, **options)[..., 0]
+    product = {"transpose": False, "dense_on_left": False, **options}
+    sums = multiply("reduce_rows", CSR(values, topology), ones, **product)[..., 0]
     if reduction == "mean":
         sums /= jnp.maximum(jnp.diff(topology.row_offsets), 1).astype(sums.dtype)
     return sums.astype(dtype)
@@ -170,9 +170,7 @@ def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
         dout = sums_of_rows(jnp.where(equal, tangent, 0), *by) / counts
     else:
         of_softmax = {"columns": params["columns"], "implementation": params["implementation"]}
-        (weights,) = bind(
-            sparse_softmax_p, values, *pattern, scale=1.0, variant=None, **of_softmax
-        )
+        (weights,) = bind(sparse_softmax_p, values, *pattern, scale=1.0, variant=None, **of_softmax)
         dout = sums_of_rows(weights * tangent, *by)
     return [out], [dout[..., 0].astype(out.dtype)]
 

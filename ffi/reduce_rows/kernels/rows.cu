@@ -57,7 +57,8 @@ __global__ void __launch_bounds__(kConfig.Threads(), kConfig.Blocks(sizeof(T)))
        first += int64_t{gridDim.x} * kOwners) {
     const int64_t unit = first + threadIdx.x / kLanes;
     const bool exists = unit < all;
-    const int64_t entry = exists ? unit / rows : 0, place = exists ? unit % rows : 0;
+    const int64_t entry = exists && p.batch.rank > 0 ? unit / rows : 0;
+    const int64_t place = exists ? unit - entry * rows : 0;
     // Rows are in the order of their lengths, so that those of a warp are about as long.
     const int64_t row = Within(p.pattern.row_order.At<const int32_t>(p.batch, entry)[place], rows);
     const RowBounds bounds(p.pattern.row_offsets.At<const int32_t>(p.batch, entry), row,

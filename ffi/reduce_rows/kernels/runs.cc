@@ -14,7 +14,7 @@ namespace {
 // Long runs take fewer instructions for an entry. But where there are few of them, some
 // multiprocessors would have nothing to do, and others one run behind the other.
 ReduceRunsConfig ConfigOf(const ReduceRowsProblem& p) {
-  constexpr int64_t kLongRun = 8, kManyLongRuns = 132 * 48;
+  constexpr int64_t kLongRun = 8, kManyLongRuns = 132 * 28;
   ReduceRunsConfig config{.reduction = p.reduction};
   const int64_t units = p.batch.count * RowUnits(p.pattern.rows, p.pattern.nse);
   if (units >= kManyLongRuns * kLongRun) config.units = kLongRun;

@@ -18,21 +18,43 @@
 
 namespace jaxsparse {
 
-// What every `step`-th number from `first` on comes to, of all lanes of a group, which are `step`.
+// Some numbers in shared memory, `step` apart, -inf in place of those that are not in front of
+// `end`: all of them are on their way at once.
+template <int kCount, typename T, typename Acc>
+__device__ __forceinline__ void LoadSome(const T* numbers, int first, int end, int step,
+                                         Acc (&to)[kCount]) {
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) {
+    const int at = first + k * step;
+    to[k] = -kInfinity<Acc>;
+    if (at < end) to[k] = ToAccumulator(numbers[at]);
+  }
+}
+
+// What numbers from `first` on come to, of which each lane of a group has every `step`-th one.
 template <Reduction kReduction, typename T>
 __device__ __forceinline__ Reduced<Accumulator<T>, kReduction> ReduceByGroup(const T* numbers,
                                                                              int first, int end,
                                                                              int step) {
   using Acc = Accumulator<T>;
   using Part = Reduced<Acc, kReduction>;
+  constexpr int kAtOnce = 4;
   Part part = Part::Nothing();
-#pragma unroll 4
-  for (int i = first; i < end; i += step) part.Compare(ToAccumulator(numbers[i]));
+#pragma unroll 1
+  for (int i = first; i < end; i += kAtOnce * step) {
+    Acc x[kAtOnce];
+    LoadSome(numbers, i, end, step, x);
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) part.Compare(x[k]);
+  }
   part.CompareOverLanes(step);
   if constexpr (!Part::kIsMaximum) {
-#pragma unroll 4
-    for (int i = first; i < end; i += step) {
-      part.sum += Exponential(ToAccumulator(numbers[i]) - part.max);
+#pragma unroll 1
+    for (int i = first; i < end; i += kAtOnce * step) {
+      Acc x[kAtOnce];
+      LoadSome(numbers, i, end, step, x);
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) part.sum += Exponential(x[k] - part.max);
     }
     part.sum = SumOverLanes(part.sum, step);
   }
@@ -51,6 +73,8 @@ __global__ void __launch_bounds__(kReduceRunsThreads, kConfig.Blocks(sizeof(T)))
   LetNextKernelBegin();
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   T* numbers = stages[warp][0].elements;
+  uint32_t stage = AddressOfShared(&stages[warp][lane]);
+  KeepInRegister(stage);
   const auto down = static_cast<uint32_t>(ReduceRunsOf(p.pattern.rows, p.pattern.nse, kUnits));
   const uint32_t all = static_cast<uint32_t>(p.batch.count) * down;
   for (uint32_t unit = blockIdx.x * kWarps + warp; unit < all; unit += gridDim.x * kWarps) {
@@ -67,11 +91,13 @@ __global__ void __launch_bounds__(kReduceRunsThreads, kConfig.Blocks(sizeof(T)))
     const int own_begin = offset(from.row + lane), own_end = offset(from.row + lane + 1);
     const bool has_begun = cuts.IsWithinRow(from), goes_on = cuts.IsWithinRow(to);
     if (IsAligned<Wide>(values) && ((end + kCount - 1) & -kCount) <= cuts.nse) {
+      const T* of_lane = values + base + lane * kCount;
+      const int left = end - base - lane * kCount;
 #pragma unroll
       for (int r = 0; r < kLoads; ++r) {
-        const int at = (r * kWarp + lane) * kCount;
-        if (base + at < end)
-          AsyncCopyOrZero<16>(AddressOfShared(numbers + at), values + base + at, true);
+        constexpr int kStep = kWarp * kCount;
+        if (r * kStep < left)
+          AsyncCopyOrZero<16>(stage + r * kStep * sizeof(T), of_lane + r * kStep, true);
       }
       WaitForCopies();
     } else {
@@ -80,16 +106,16 @@ __global__ void __launch_bounds__(kReduceRunsThreads, kConfig.Blocks(sizeof(T)))
     }
     __syncwarp();
 
-    // The rows of which the run has something, as far as it has it; and how many lanes each has.
+    // The rows of which the run has something, as far as it has it. Each has as many lanes, a power
+    // of two.
     const int rows = to.row - from.row + (goes_on ? 1 : 0);
-    int lanes = kWarp;
-    while (lanes > 1 && lanes * rows > kWarp) lanes /= 2;
+    const int shift = rows > 1 ? __clz(rows - 1) - __clz(kWarp - 1) : __ffs(kWarp) - 1;
+    const int lanes = shift > 0 ? 1 << shift : 1, of_lanes = lane & (lanes - 1);
     const auto reduce = [&](int place, int row_begin, int row_end) {
       const int first = Clamp(row_begin, begin, end) - base;
       const int last = place < rows ? Clamp(row_end, begin, end) - base : first;
-      const Part part =
-          ReduceByGroup<kConfig.reduction>(numbers, first + lane % lanes, last, lanes);
-      if (place >= rows || lane % lanes != 0) return;
+      const Part part = ReduceByGroup<kConfig.reduction>(numbers, first + of_lanes, last, lanes);
+      if (place >= rows || of_lanes != 0) return;
       const bool is_begun = has_begun && place == 0;
       if (is_begun || (goes_on && place == rows - 1)) {
         auto* left = reinterpret_cast<Part*>(p.workspace.data) + int64_t{unit} * kReducedPieces;
@@ -98,7 +124,7 @@ __global__ void __launch_bounds__(kReduceRunsThreads, kConfig.Blocks(sizeof(T)))
         FromAccumulator(part.Result(), &out[from.row + place]);
       }
     };
-    const int place = lane / lanes;
+    const int place = shift > 0 ? lane >> shift : lane;
     reduce(place, __shfl_sync(kAllLanes, own_begin, place), __shfl_sync(kAllLanes, own_end, place));
 #pragma unroll 1
     for (int more = kWarp; more < rows; more += kWarp) {  // then each row has one lane
