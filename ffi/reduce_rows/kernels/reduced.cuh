@@ -26,18 +26,7 @@ struct Reduced {
   __device__ __forceinline__ static Reduced Nothing() {
     return {kIsMaximum ? -kInfinity<Acc> : kLeastFinite<Acc>, 0};
   }
-  // A number, of logsumexp as far as what exponentials are relative to; -inf adds nothing.
-  __device__ __forceinline__ void Compare(Acc x) {
-    max = kIsMaximum ? MaxOrNan(max, x) : Greater(max, x);
-  }
-  // The same of what groups of so many lanes (a power of 2) have.
-  __device__ __forceinline__ void CompareOverLanes(int lanes) {
-    for (int distance = lanes / 2; distance > 0; distance /= 2) {
-      Compare(__shfl_xor_sync(kAllLanes, max, distance));
-    }
-    if constexpr (!kIsMaximum) max = FiniteMaximum(max);
-  }
-  // Numbers, all that there is of each.
+  // Adds numbers; -inf adds nothing.
   template <int kCount>
   __device__ __forceinline__ void Add(const Acc (&x)[kCount]) {
     const Acc before = max;
@@ -57,15 +46,22 @@ struct Reduced {
       sum = sum * Exponential(before - max) + other.sum * Exponential(other.max - max);
     }
   }
-  // Adds what groups of so many lanes have, in a fixed order.
+  // Adds what groups of so many lanes (a power of 2) have, in a fixed order.
   __device__ __forceinline__ void AddOverLanes(int lanes) {
     const Acc before = max;
-    CompareOverLanes(lanes);
+    for (int distance = lanes / 2; distance > 0; distance /= 2) {
+      Compare(__shfl_xor_sync(kAllLanes, max, distance));
+    }
     if constexpr (!kIsMaximum) sum = SumOverLanes(sum * Exponential(before - max), lanes);
   }
   __device__ __forceinline__ Acc Result() const {
     if constexpr (kIsMaximum) return max;
     return max + log(sum);
+  }
+
+ private:
+  __device__ __forceinline__ void Compare(Acc x) {
+    max = kIsMaximum ? MaxOrNan(max, x) : Greater(max, x);
   }
 };
 

@@ -1,7 +1,7 @@
 // Reductions of rows where lengths of rows are very different, as of graphs: a warp takes a run of
 // rows (cuda/row_cuts.h). It brings their entries to shared memory by wide loads, and shares its
-// lanes among the rows, as many for each. So the longest row of a run sets its time, which is at
-// most kMostOfWholeRow, and neighbouring results are written together, those of empty rows, too.
+// lanes among the rows, as many for each, so that neighbouring results are written together, those
+// of empty rows, too. Rows that would take longer than others all lanes take one after the other.
 // What a run has of a row that others have entries of goes to a workspace; a second kernel adds
 // that up and writes the results of these rows. Each place is written once, and whatever is added
 // up has one order: there are no atomics.
@@ -18,46 +18,27 @@
 
 namespace jaxsparse {
 
-// Some numbers in shared memory, `step` apart, -inf in place of those that are not in front of
-// `end`: all of them are on their way at once.
-template <int kCount, typename T, typename Acc>
-__device__ __forceinline__ void LoadSome(const T* numbers, int first, int end, int step,
-                                         Acc (&to)[kCount]) {
-#pragma unroll
-  for (int k = 0; k < kCount; ++k) {
-    const int at = first + k * step;
-    to[k] = -kInfinity<Acc>;
-    if (at < end) to[k] = ToAccumulator(numbers[at]);
-  }
-}
-
-// What numbers from `first` on come to, of which each lane of a group has every `step`-th one.
+// What numbers in shared memory come to from `first` on, of which each lane of a group has every
+// `step`-th one, some of them at once.
 template <Reduction kReduction, typename T>
 __device__ __forceinline__ Reduced<Accumulator<T>, kReduction> ReduceByGroup(const T* numbers,
                                                                              int first, int end,
                                                                              int step) {
   using Acc = Accumulator<T>;
-  using Part = Reduced<Acc, kReduction>;
   constexpr int kAtOnce = 4;
-  Part part = Part::Nothing();
+  auto part = Reduced<Acc, kReduction>::Nothing();
 #pragma unroll 1
   for (int i = first; i < end; i += kAtOnce * step) {
     Acc x[kAtOnce];
-    LoadSome(numbers, i, end, step, x);
 #pragma unroll
-    for (int k = 0; k < kAtOnce; ++k) part.Compare(x[k]);
-  }
-  part.CompareOverLanes(step);
-  if constexpr (!Part::kIsMaximum) {
-#pragma unroll 1
-    for (int i = first; i < end; i += kAtOnce * step) {
-      Acc x[kAtOnce];
-      LoadSome(numbers, i, end, step, x);
-#pragma unroll
-      for (int k = 0; k < kAtOnce; ++k) part.sum += Exponential(x[k] - part.max);
+    for (int k = 0; k < kAtOnce; ++k) {
+      const int at = i + k * step;
+      x[k] = -kInfinity<Acc>;
+      if (at < end) x[k] = ToAccumulator(numbers[at]);
     }
-    part.sum = SumOverLanes(part.sum, step);
+    part.Add(x);
   }
+  part.AddOverLanes(step);
   return part;
 }
 
@@ -111,11 +92,7 @@ __global__ void __launch_bounds__(kReduceRunsThreads, kConfig.Blocks(sizeof(T)))
     const int rows = to.row - from.row + (goes_on ? 1 : 0);
     const int shift = rows > 1 ? __clz(rows - 1) - __clz(kWarp - 1) : __ffs(kWarp) - 1;
     const int lanes = shift > 0 ? 1 << shift : 1, of_lanes = lane & (lanes - 1);
-    const auto reduce = [&](int place, int row_begin, int row_end) {
-      const int first = Clamp(row_begin, begin, end) - base;
-      const int last = place < rows ? Clamp(row_end, begin, end) - base : first;
-      const Part part = ReduceByGroup<kConfig.reduction>(numbers, first + of_lanes, last, lanes);
-      if (place >= rows || of_lanes != 0) return;
+    const auto write = [&](int place, const Part& part) {
       const bool is_begun = has_begun && place == 0;
       if (is_begun || (goes_on && place == rows - 1)) {
         auto* left = reinterpret_cast<Part*>(p.workspace.data) + int64_t{unit} * kReducedPieces;
@@ -124,12 +101,32 @@ __global__ void __launch_bounds__(kReduceRunsThreads, kConfig.Blocks(sizeof(T)))
         FromAccumulator(part.Result(), &out[from.row + place]);
       }
     };
-    const int place = shift > 0 ? lane >> shift : lane;
-    reduce(place, __shfl_sync(kAllLanes, own_begin, place), __shfl_sync(kAllLanes, own_end, place));
+    int place = shift > 0 ? lane >> shift : lane;
+    int row_begin = __shfl_sync(kAllLanes, own_begin, place);
+    int row_end = __shfl_sync(kAllLanes, own_end, place);
 #pragma unroll 1
-    for (int more = kWarp; more < rows; more += kWarp) {  // then each row has one lane
-      const int row = from.row + more + lane;
-      reduce(more + lane, offset(row), offset(row + 1));
+    for (int before = 0;;) {
+      constexpr int kMostOfLane = 32;
+      const int first = Clamp(row_begin, begin, end) - base;
+      const int last = place < rows ? Clamp(row_end, begin, end) - base : first;
+      const bool is_long = lanes < kWarp && last - first > kMostOfLane * lanes;
+      const Part of_group = ReduceByGroup<kConfig.reduction>(numbers, first + of_lanes,
+                                                             is_long ? first : last, lanes);
+      if (place < rows && of_lanes == 0 && !is_long) write(place, of_group);
+#pragma unroll 1
+      for (unsigned left = __ballot_sync(kAllLanes, is_long && of_lanes == 0); left != 0;
+           left &= left - 1) {
+        const int owner = __ffs(static_cast<int>(left)) - 1;
+        const Part of_warp =
+            ReduceByGroup<kConfig.reduction>(numbers, __shfl_sync(kAllLanes, first, owner) + lane,
+                                             __shfl_sync(kAllLanes, last, owner), kWarp);
+        if (lane == owner) write(place, of_warp);
+      }
+      before += kWarp;
+      if (before >= rows) break;
+      place = before + lane;  // more rows than lanes: each has one
+      row_begin = offset(from.row + place);
+      row_end = offset(from.row + place + 1);
     }
     __syncwarp();  // before the next run's numbers are written
   }

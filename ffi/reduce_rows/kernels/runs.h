@@ -20,7 +20,7 @@ struct ReduceRunsConfig {
   }
   // For which registers are left, of elements of so many bytes: in the first kernel and in the
   // second one.
-  constexpr int Blocks(int bytes) const { return bytes == 8 ? 6 : 10; }
+  constexpr int Blocks(int bytes) const { return bytes == 8 ? 4 : 10; }
   constexpr int BlocksOfPieces(int bytes) const { return bytes == 8 ? 4 : 8; }
 };
 
