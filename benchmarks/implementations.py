@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import jax
 
-from benchmarks import cusparse, jax_programs, jax_sparse, peer_programs
+from benchmarks import cusparse, jax_programs, jax_sparse, peer_programs, reductions
 from benchmarks.operations import MEASURED
 from benchmarks.peer_programs import needs_cpu, needs_cupy, needs_gpu, needs_torch
 from benchmarks.problems import Problem
@@ -87,6 +87,7 @@ _JAXSPARSE = {
     "spmm_pullback": jax_programs.jaxsparse_pullback,
     "sddmm": jax_programs.jaxsparse_sddmm,
     "sparse_softmax": jax_programs.jaxsparse_softmax,
+    "reduce_rows": reductions.jaxsparse_rows,
     "sparse_attention": jax_programs.jaxsparse_attention,
 }
 
@@ -274,6 +275,21 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
         dtypes=DTYPES,
         passes=("forward",),
         computes="copy",
+    ),
+    *_ours("reduce_rows"),
+    Implementation("segments", "reduce_rows", reductions.segments, dtypes=DTYPES),
+    *(
+        Implementation(
+            name,
+            "reduce_rows",
+            functools.partial(build, reduction="logsumexp"),
+            dtypes=DTYPES,
+            computes="logsumexp",
+        )
+        for name, build in (
+            ("logsumexp", reductions.jaxsparse_rows),
+            ("logsumexp-segments", reductions.segments),
+        )
     ),
     *_ours("sparse_attention"),
     Implementation("composed", "sparse_attention", jax_programs.composed_attention, dtypes=DTYPES),

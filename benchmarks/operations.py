@@ -108,6 +108,22 @@ def _sparse_softmax(operands: Operands, part: Rows) -> np.ndarray:
     return stored
 
 
+def _maxima(operands: Operands, part: Rows) -> np.ndarray:
+    """Of rows without entries 0."""
+    values = operands["values"][part.entries]
+    most = np.full(part.rows.size, -np.inf)
+    np.maximum.at(most, part.row_of_entry, values)
+    return np.where(np.isneginf(most), 0, most)
+
+
+def _logsumexp(operands: Operands, part: Rows) -> np.ndarray:
+    most, rows = _maxima(operands, part), part.row_of_entry
+    terms = np.exp(operands["values"][part.entries] - most[rows])
+    sums = np.bincount(rows, terms, part.rows.size)
+    logarithms: np.ndarray = most + np.log(np.where(sums > 0, sums, 1))
+    return logarithms
+
+
 def _attend(operands: Operands, part: Rows, stored: np.ndarray) -> np.ndarray:
     query, key, value = (operands[name][0] for name in ("query", "key", "value"))
     out = np.empty((part.rows.size, *query.shape[1:]))
@@ -160,6 +176,8 @@ COMPUTATIONS: dict[str, tuple[Computation, ...]] = {
     ),
     "sddmm": (Computation(_sddmm, _of_entries),),
     "sparse_softmax": (Computation(_sparse_softmax, _of_entries),),
+    "maxima": (Computation(_maxima, _of_rows),),
+    "logsumexp": (Computation(_logsumexp, _of_rows),),
     "sparse_attention": (Computation(_sparse_attention, _of_positions),),
     "causal_attention": (Computation(_causal_attention, _of_positions),),
     "copy": (Computation(lambda operands, part: operands["values"][part.entries], _of_entries),),
@@ -204,7 +222,7 @@ def _sampled_shapes(topology: Topology, n: Any, heads: int) -> Shapes:
     return {"x": (topology.shape[0], n), "y": (topology.shape[1], n)}
 
 
-def _softmax_shapes(topology: Topology, n: Any, heads: int) -> Shapes:
+def _values_shapes(topology: Topology, n: Any, heads: int) -> Shapes:
     return {"values": (topology.nse,)}
 
 
@@ -219,8 +237,9 @@ MEASURED: dict[str, MeasuredOperation] = {
     "spmm_pullback": MeasuredOperation(_pullback_shapes, "spmm_pullback", None, products=2),
     "sddmm": MeasuredOperation(_sampled_shapes, "sddmm", "sddmm", products=1),
     "sparse_softmax": MeasuredOperation(
-        _softmax_shapes, "sparse_softmax", "sparse_softmax", has_n=False
+        _values_shapes, "sparse_softmax", "sparse_softmax", has_n=False
     ),
+    "reduce_rows": MeasuredOperation(_values_shapes, "maxima", "reduce_rows", has_n=False),
     "sparse_attention": MeasuredOperation(_attention_shapes, "sparse_attention", None),
     "dispatch": MeasuredOperation(_product_shapes, "spmm", None, on_device=False),
 }

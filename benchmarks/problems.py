@@ -328,7 +328,7 @@ class Suite:
 
 
 _PRODUCTS = ("spmm", "spmm_bias_relu", "spmm_pullback", "sddmm")
-ON_MATRICES = (*_PRODUCTS, "sparse_softmax")
+ON_MATRICES = (*_PRODUCTS, "sparse_softmax", "reduce_rows")
 """Operations on any matrix."""
 
 SUITES: dict[str, Suite] = {

@@ -60,6 +60,7 @@ const std::vector<OperationEntry>& Entries() {
   static const auto* entries = new std::vector<OperationEntry>{SpmmEntry(),
                                                                SddmmEntry(),
                                                                SparseSoftmaxEntry(),
+                                                               ReduceRowsEntry(),
                                                                AttentionEntry(),
                                                                PagedAttentionEntry(),
                                                                AttentionTangentEntry(),

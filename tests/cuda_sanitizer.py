@@ -48,6 +48,7 @@ from jaxsparse import (
     dynamic,
     linear,
     recurrent,
+    reduce_rows,
     sddmm,
     sparse_softmax,
     spmm,
@@ -103,13 +104,20 @@ def of_softmax(rng, dtype, suffix):
     return softmaxes(rng, dtype, padded) + softmaxes(rng, dtype, wide)
 
 
+def of_reductions(rng, dtype, suffix):
+    """The kernels of reductions of rows: of rows that have some lanes each, or a block."""
+    padded, _ = padded_and_large(rng)
+    full = Topology.from_mask(np.ones((5, 4000), bool))
+    return reductions(rng, dtype, padded, "rows") + reductions(rng, dtype, full, "rows")
+
+
 def of_batches(rng, dtype, suffix):
     """All of these with batches, in 16 bits in float16."""
     return batches(rng, jnp.float32 if dtype == jnp.float32 else jnp.float16)
 
 
 def of_skewed(rng, dtype, suffix):
-    """The kernels of products and of the softmax for graphs, whose rows differ in length."""
+    """The kernels for graphs, whose rows differ in length."""
     return graphs(rng, dtype)
 
 
@@ -157,6 +165,7 @@ PARTS = {
     "products": of_products,
     "sampled": of_sampled,
     "softmax": of_softmax,
+    "reductions": of_reductions,
     "batches": of_batches,
     "skewed": of_skewed,
     "packed": of_packed,
@@ -270,6 +279,7 @@ def batches(rng, dtype):
                 results.append(spmm(a, x, bias=bias, activation="relu", variant=variant))
         results += sampled_products(y, x, topology, scale_by=values)
         results += softmax_by_variant(a)
+        results.append(reduce_rows(values, topology, "logsumexp", variant="rows"))
     return results
 
 
@@ -294,6 +304,7 @@ def graphs(rng, dtype):
         results.append(multiply("spmm", a, x, transpose=False, **options))
         results.append(multiply("spmm", a, y, transpose=True, **options))
         results.append(sparse_softmax(a, variant="runs_of_rows").values)
+        results += reductions(rng, dtype, t, "runs_of_rows")
         softmax = functools.partial(lambda t, v: sparse_softmax(CSR(v, t)).values, t)
         results += jax.jvp(softmax, (a.values,), (a.values,))
     return results
@@ -314,6 +325,16 @@ def softmaxes(rng, dtype, topology):
 
     results = softmax_by_variant(CSR(values, topology))
     return [*results, *jax.jvp(softmax, (values,), (values,))]
+
+
+def reductions(rng, dtype, topology, variant):
+    """By a variant; rows without entries, which get -inf, left out."""
+    values = jnp.asarray(rng.standard_normal((*topology.batch_shape, topology.nse)), dtype)
+    filled = jnp.diff(topology.row_offsets) > 0
+    return [
+        jnp.where(filled, reduce_rows(values, topology, by, variant=variant), 0)
+        for by in ("max", "logsumexp")
+    ]
 
 
 def scans(rng, dtype, suffix):

@@ -6,7 +6,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsparse import CSR, Topology, masks, sddmm, sparse_attention, sparse_softmax, spmm
+from jaxsparse import (
+    CSR,
+    Topology,
+    masks,
+    reduce_rows,
+    sddmm,
+    sparse_attention,
+    sparse_softmax,
+    spmm,
+)
 
 PAST_INT16 = 2**16 + 1
 
@@ -90,6 +99,8 @@ def operations(implementation=None, change=lambda leaf: leaf):
         "transposed": (lambda v, x: CSR(v, topology).T @ x, [(nse,), (6, 3)]),
         "sddmm": (lambda x, y: sddmm(x, y, topology, **kwargs).values, [(6, 3), (5, 3)]),
         "softmax": (lambda v: sparse_softmax(CSR(v, topology), **kwargs).values, [(nse,)]),
+        "maximum": (lambda v: reduce_rows(v, topology, "max", **kwargs), [(nse,)]),
+        "logsumexp": (lambda v: reduce_rows(v, topology, "logsumexp", **kwargs), [(nse,)]),
         "attention": (
             lambda q, k, v: sparse_attention(q, k, v, square, **kwargs),
             [(5, 2, 4)] * 3,

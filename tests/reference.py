@@ -75,6 +75,20 @@ def sparse_softmax(values, topology, scale=1.0):
     return from_dense(soft, topology)
 
 
+def reduce_rows(values, topology, reduction):
+    """Row by row; a row with a NaN is one."""
+    values, offsets = np.asarray(values, np.float64), np.asarray(topology.row_offsets)
+    reduce = {
+        "sum": np.sum,
+        "mean": lambda v: v.mean() if v.size else 0.0,
+        "max": lambda v: np.max(v, initial=-np.inf),
+        "logsumexp": lambda v: np.logaddexp.reduce(v, initial=-np.inf),
+    }[reduction]
+    rows = [values[a:b] for a, b in itertools.pairwise(offsets)]
+    with np.errstate(invalid="ignore"):
+        return np.array([reduce(row) for row in rows])
+
+
 def attention(query, key, value, mask, scale=None):
     """Dense attention in float64; mask (T, S) or (N, T, S); queries that see nothing get 0."""
     q, k, v = (np.asarray(x, np.float64) for x in (query, key, value))

@@ -22,8 +22,10 @@ from jaxsparse.timing.measurement import copies_to_rotate
 CHECKED = [
     *(
         edge_case("padding", operation)
-        for operation in ("spmm", "spmm_bias_relu", "spmm_pullback", "sddmm", "sparse_softmax")
+        for operation in ("spmm", "spmm_bias_relu", "spmm_pullback", "sddmm")
     ),
+    edge_case("padding", "sparse_softmax"),
+    edge_case("padding", "reduce_rows"),
     edge_case("vector", "spmm"),
     Problem(
         "attention", "40", "sparse_attention",
@@ -61,6 +63,11 @@ def oracle(problem):
         y = y[stored]
         sums = np.bincount(rows, 2 * y * y, topology.shape[0])
         return (y,), (y * (2 * y - sums[rows]),)
+    if problem.operation == "reduce_rows":
+        y = reference.reduce_rows(x["values"], topology, "max")
+        of_entries = y[np.asarray(topology.row_indices)[stored]]
+        equal = x["values"][stored] == of_entries
+        return (np.where(np.isneginf(y), 0, y),), (np.where(equal, 2 * of_entries, 0),)
     mask = reference.stored_mask(topology.row_offsets, topology.column_indices, topology.shape)
     return (reference.attention(x["query"], x["key"], x["value"], mask),), None
 
@@ -119,6 +126,7 @@ def test_every_result_is_checked(result):
         "spmm_pullback",
         "sddmm",
         "sparse_softmax",
+        "reduce_rows",
         "sparse_attention",
     ],
 )

@@ -103,6 +103,22 @@ SIZES = [
         "SparseSoftmaxRuns<jaxsparse::float16, jaxsparse::SparseSoftmaxRunsConfig",
         [".backward = true", ".units = 6, .batched = true"],
     ),
+    (
+        "reduce_rows/kernels/rows.cu",
+        "ReduceRows<float, jaxsparse::ReduceRowsConfig",
+        [
+            f".reduction = jaxsparse::Reduction::{reduction}, .lanes = {lanes}"
+            for lanes, reduction in [(2, "kMaximum"), (32, "kLogSumExp"), (512, "kMaximum")]
+        ],
+    ),
+    *(
+        (
+            "reduce_rows/kernels/runs.cu",
+            f"{kernel}<float, jaxsparse::ReduceRunsConfig",
+            [f".reduction = jaxsparse::Reduction::{reduction}, .units = 8"],
+        )
+        for kernel, reduction in [("ReduceRuns", "kMaximum"), ("ReducePieces", "kLogSumExp")]
+    ),
     # Attention by rows: short vectors, and some that not all lanes have a part of; tensor cores.
     *(
         (f"attention/kernels/{file}.cu", f"{kernel}, jaxsparse::AttentionCsrConfig", [fields])

@@ -46,6 +46,7 @@ PROGRAMS = {
     "recurrent_scan_sparse": "-O0",
     "generic": "-O0",
     "sparse_softmax": "-O0",
+    "reduce_rows": "-O0",
     "depthwise": "-O0",
     "sparse_softmax_runs": "-O0",
 }

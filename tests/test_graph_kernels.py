@@ -12,7 +12,7 @@ import reference
 from checks import DTYPES, PLATFORM, assert_close
 from patterns import skewed
 
-from jaxsparse import CSR, Topology, sparse_softmax
+from jaxsparse import CSR, Topology, reduce_rows, sparse_softmax
 from jaxsparse.ops.multiply import multiply
 
 BY_NAME = PLATFORM == "cuda"
@@ -49,6 +49,12 @@ def softmax_and_derivative(a, tangent, scale):
         return sparse_softmax(CSR(values, a.topology), scale=scale, variant=variant).values
 
     return jax.jvp(function, (a.values,), (tangent,))
+
+
+@functools.partial(jax.jit, static_argnames="reduction")
+def reduced(values, topology, reduction):
+    variant = "runs_of_rows" if BY_NAME else None
+    return reduce_rows(values, topology, reduction, variant=variant)
 
 
 @pytest.mark.parametrize("name", TOPOLOGIES)
@@ -93,3 +99,24 @@ def test_softmax(name, dtype):
         spread = np.bincount(rows, expected * np.abs(t), SHAPE[0])[rows]
         slope = 0.5 * expected * (t - sums)
         assert_close(dy[batch], slope, DTYPES[dtype], expected * (np.abs(t) + 4 * spread))
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES)
+@pytest.mark.parametrize(("dtype", "reduction"), [("float32", "max"), ("float16", "logsumexp")])
+def test_reductions(name, dtype, reduction):
+    topology, rng = TOPOLOGIES[name], np.random.default_rng(4)
+    drawn = rng.standard_normal((3, topology.nse))
+    drawn[..., topology.nnz :] = np.nan  # padding counts nothing
+    drawn[1, ::700] *= 30  # most are not as large
+    drawn[2, 5] = np.nan
+    values = jnp.asarray(drawn, DTYPES[dtype])
+    out = reduced(values, topology, reduction)
+    again = reduced(values, topology, reduction)
+    np.testing.assert_array_equal(*(np.asarray(y, np.float32) for y in (out, again)))
+    for v, got in zip(values, out, strict=True):
+        exact = reference.reduce_rows(v, topology, reduction)
+        np.testing.assert_array_equal(np.isneginf(got), np.isneginf(exact))  # of empty rows
+        if reduction == "max":
+            np.testing.assert_array_equal(got, exact)
+        else:
+            assert_close(got, exact, DTYPES[dtype], np.full(exact.shape, 100))

@@ -25,6 +25,7 @@ from jaxsparse import (
     Topology,
     depthwise_conv,
     masks,
+    reduce_rows,
     sddmm,
     sparse_attention,
     sparse_softmax,
@@ -136,6 +137,7 @@ EXPORTED = {
     "left": (lambda x, v: x @ CSR(v, TOPOLOGY), [("b", 3, 6), (14,)]),
     "sddmm": (lambda x, y: sddmm(x, y, TOPOLOGY).values, [("b", 6, 4), ("b", 5, 4)]),
     "sparse_softmax": (lambda v: sparse_softmax(CSR(v, TOPOLOGY)).values, [("b", 14)]),
+    "reduce_rows": (lambda v: reduce_rows(v, TOPOLOGY, "logsumexp"), [("b", 14)]),
     "sparse_attention": (
         lambda q, k, v: sparse_attention(q, k, v, SQUARE),
         [("b", 5, 2, 4)] * 3,

@@ -12,7 +12,7 @@ from jaxsparse import _ffi
 
 KERNELS = [
     sanitized.FFI / op / f"{op}_cpu.cc"
-    for op in ("spmm", "sddmm", "sparse_softmax", "attention", "depthwise")
+    for op in ("spmm", "sddmm", "sparse_softmax", "reduce_rows", "attention", "depthwise")
 ]
 
 # As in CMakeLists.txt; each set implies those before it.

@@ -12,7 +12,16 @@ from checks import PLATFORM
 from jax.experimental import jet
 from jax.test_util import check_grads
 
-from jaxsparse import CSR, Topology, depthwise_conv, sddmm, sparse_attention, sparse_softmax, spmm
+from jaxsparse import (
+    CSR,
+    Topology,
+    depthwise_conv,
+    reduce_rows,
+    sddmm,
+    sparse_attention,
+    sparse_softmax,
+    spmm,
+)
 from jaxsparse.ops.multiply import multiply
 
 IMPLEMENTATIONS = ["xla", PLATFORM]
@@ -70,6 +79,15 @@ def functions(implementation):
         "sparse_softmax": (
             lambda v: (
                 sparse_softmax(CSR(v, TOPOLOGY), scale=0.7, implementation=implementation).values
+            ),
+            [(nse,)],
+        ),
+        "reduce_rows": (
+            lambda v: jnp.stack(
+                [
+                    jnp.nan_to_num(reduce_rows(v, TOPOLOGY, by, implementation=implementation))
+                    for by in ("max", "logsumexp")
+                ]
             ),
             [(nse,)],
         ),

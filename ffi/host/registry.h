@@ -74,6 +74,7 @@ inline constexpr DTypePair kDTypePairs[] = {
 OperationEntry SpmmEntry();
 OperationEntry SddmmEntry();
 OperationEntry SparseSoftmaxEntry();
+OperationEntry ReduceRowsEntry();
 OperationEntry AttentionEntry();
 OperationEntry AttentionTangentEntry();
 OperationEntry PagedAttentionEntry();

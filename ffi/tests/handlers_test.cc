@@ -11,41 +11,16 @@
 #include "handlers/calls.h"
 #include "handlers/graph_calls.h"
 #include "handlers/no_gpu.h"
-#include "host/registry.h"
+#include "handlers/row_calls.h"
+#include "handlers/sound.h"
 
 namespace jaxsparse {
 namespace {
 
-using Bounds = std::vector<std::pair<std::string, int64_t>>;  // attributes and numbers
 struct Handler {
   std::string name;
   XLA_FFI_Handler* call;
   XLA_FFI_ExecutionStage stage;
-};
-
-struct Sound {
-  std::string name;
-  TestCall call;
-  // What may be left out at the end; have another dtype, as "out float32"; or, as no other array
-  // has it, another size of a dimension counted from the end, as "x 1".
-  std::set<std::string> optional = {}, free_dtype = {}, free_size = {};
-  std::vector<int64_t> batch = {};  // operands may have 1 in place of each
-  // Attributes out of range.
-  Bounds out_of_range = {};
-  bool for_cpu = true;  // else CPUs refuse the call itself, and whatever is changed in it
-  std::vector<TestCall> empty = {};  // as declared, but there is nothing to do
-
-  bool MayHave(const TestArray& array, size_t dimension, int64_t size) const {
-    const std::string name = array.name;
-    if (name == "tile_starts" ? size == 1 : name == "row_cuts" && size % 2 == 0) return true;
-    if (name == "workspace") return size >= array.shape[0] && size < kMostBytes;
-    return dimension < batch.size() && (size == 1 || size == batch[dimension]);
-  }
-};
-
-struct Target {
-  OperationEntry entry;
-  std::vector<Sound> calls;
 };
 
 int failures = 0, refused = 0, accepted = 0;
@@ -289,6 +264,15 @@ std::vector<Target> Targets() {
   Target softmax{SparseSoftmaxEntry(),
                  {{"forward", SoftmaxCall(false, "float32", {}), optional},
                   {"backward", SoftmaxCall(true, "float16", {3}), optional, {}, {}, {3}}}};
+  Target reduce{ReduceRowsEntry(),
+                {{"maximum", ReduceRowsCall("max", "float64", {3}, 0), optional, {}, {}, {3}},
+                 {"logsumexp",
+                  ReduceRowsCall("logsumexp", "bfloat16", {}, 4096),
+                  optional,
+                  {},
+                  {},
+                  {},
+                  workspaces}}};
   const auto windows = [](const char* made, const char* dtype, std::vector<int64_t> batch) {
     const TestCall call = DepthwiseCall(made, batch.empty(), dtype, "float32", batch);
     Sound sound{made, call, {"bias", "out", "preactivation"}, {made + std::string(" ") + dtype}};
@@ -413,8 +397,8 @@ std::vector<Target> Targets() {
   Target losses{DynamicLossEntry(),
                 {OfGraphs("in float32", GraphLossCall("float32")),
                  OfGraphs("in bfloat16", GraphLossCall("bfloat16"))}};
-  return {spmm,  sddmm, packed, unpacked, softmax, attention, paged, tangent,  cotangent,
-          check, scan,  wave,   graphs,   losses,  depthwise, of_x,  of_kernel};
+  return {spmm,      sddmm, packed, unpacked, softmax, reduce, attention, paged, tangent,
+          cotangent, check, scan,   wave,     graphs,  losses, depthwise, of_x,  of_kernel};
 }
 
 int Main() {

@@ -12,6 +12,7 @@
 #include "kernels/attention.h"
 #include "kernels/depthwise.h"
 #include "kernels/operands.h"
+#include "reduce_rows/reduce_rows.h"
 #include "sddmm/sddmm.h"
 #include "sparse_softmax/sparse_softmax.h"
 #include "spmm/spmm.h"
@@ -215,10 +216,42 @@ void TestSoftmax(Random& random, const TestPattern& pattern, Workers& workers,
 }
 
 template <typename T>
+void TestReduceRows(Random& random, const TestPattern& pattern, Workers& workers,
+                    Table<CpuVariant<ReduceRowsProblem>> table) {
+  const auto values = Values<T>(random, pattern.nse);
+  const auto out = Block<T>(pattern.rows);
+  ReduceRowsProblem p;
+  p.pattern = pattern.View(false, false);
+  p.dtype = kDType<T>;
+  p.values.data = values.get();
+  p.out.data = out.get();
+  for (const Reduction reduction : {Reduction::kMaximum, Reduction::kLogSumExp}) {
+    p.reduction = reduction;
+    for (const auto& variant : table) {
+      variant.launch(p, workers);
+      if (!pattern.is_sound) continue;
+      for (int64_t row = 0; row < pattern.rows; ++row) {
+        double most = -INFINITY, sum = 0;
+        for (int32_t i = pattern.row_offsets[row]; i < pattern.row_offsets[row + 1]; ++i) {
+          most = std::max(most, double(ToFloat(values[i])));
+          sum += std::exp(double(ToFloat(values[i])));
+        }
+        if (reduction == Reduction::kMaximum) {
+          Expect(double(ToFloat(out[row])), most, 0, "maximum");
+        } else {
+          Expect(double(ToFloat(out[row])), std::log(sum), kTolerance<T>, "logsumexp");
+        }
+      }
+    }
+  }
+}
+
+template <typename T>
 void TestAll(Random& random, const TestPattern& pattern, int64_t n, Workers& workers) {
   TestSpmm<T>(random, pattern, n, workers, JAXSPARSE_ISA::kSpmmCpuVariants);
   TestSddmm<T>(random, pattern, n, workers, JAXSPARSE_ISA::kSddmmCpuVariants);
   TestSoftmax<T>(random, pattern, workers, JAXSPARSE_ISA::kSparseSoftmaxCpuVariants);
+  TestReduceRows<T>(random, pattern, workers, JAXSPARSE_ISA::kReduceRowsCpuVariants);
 }
 
 }  // namespace

@@ -1,25 +1,44 @@
-"""Sums, maxima and the like of what each row stores: products with a column of ones."""
+"""Sums, maxima and the like of what each row stores.
+
+Sums are products with a column of ones. Maxima and the logarithms of sums of exponentials are one
+primitive. Its derivative is composed: of a maximum it is the mean tangent of the entries that equal
+it, and of logsumexp their mean by the weights of the softmax.
+"""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.lax import stop_gradient
+from jax.core import ShapedArray
+from jax.interpreters import ad
 
 from jaxsparse import backend
 from jaxsparse.csr import CSR
+from jaxsparse.device import AnyDevice
 from jaxsparse.ops import arguments
+from jaxsparse.ops.arguments import CUTS, ROWS, operands_of_pattern
 from jaxsparse.ops.multiply import multiply
+from jaxsparse.ops.sparse_softmax import sparse_softmax_p
+from jaxsparse.ops.sums_of_rows import spread_over_entries, sums_of_rows
+from jaxsparse.pattern import row_indices
 from jaxsparse.precision import accumulator_dtype
+from jaxsparse.primitive import FfiCall, Operation, Signature, bind, make_primitive
 from jaxsparse.topology import Topology
+
+_SUMS = ("sum", "mean")
+_OF_PRIMITIVE = ("max", "logsumexp")
 
 
 def reduce_rows(
-    values: Any, topology: Topology, reduction: str = "sum", *, implementation: str | None = None
+    values: Any,
+    topology: Topology,
+    reduction: str = "sum",
+    *,
+    implementation: str | None = None,
+    variant: str | None = None,
 ) -> jax.Array:
     r"""What the stored entries of each row come to.
 
@@ -35,7 +54,9 @@ def reduce_rows(
         values: ``(..., nse)``, float32, float64, bfloat16 or float16; batch dimensions broadcast.
         topology: whose rows they are of; may have leading batch dimensions.
         reduction: "sum", "mean", "max" or "logsumexp".
-        implementation: of the sums: None (the platform's own), "cpu", "cuda" or "xla".
+        implementation: None (the platform's own), "cpu", "cuda" or "xla".
+        variant: the name of a kernel variant to force, see ``python -m jaxsparse info``; sums and
+            means are products, and have the variants of `spmm`.
 
     Returns:
         ``(..., m)``, of the dtype of the values.
@@ -43,7 +64,7 @@ def reduce_rows(
     Raises:
         TypeError: for values that are no array of these dtypes, or no topology.
         ValueError: for another number of values, and a reduction that does not exist; at lowering,
-            for an implementation that can't be had.
+            for an implementation or variant that can't be had.
 
     >>> import jax.numpy as jnp
     >>> topology = Topology([0, 2, 2, 3], [0, 2, 1], (3, 4))
@@ -56,75 +77,102 @@ def reduce_rows(
     values = arguments.as_array(operation, "values", values, 1)
     dtype = arguments.check_floating(operation, values=values)
     backend.check_implementation(operation, implementation)
-    if reduction not in _REDUCTIONS:
+    if reduction not in (*_SUMS, *_OF_PRIMITIVE):
         raise ValueError(
-            f"{operation}: reduction must be one of {list(_REDUCTIONS)}, got {reduction!r}"
+            f"{operation}: reduction must be one of {[*_SUMS, *_OF_PRIMITIVE]}, got {reduction!r}"
         )
     if values.shape[-1] != topology.nse:
         raise ValueError(
             f"{operation}: values must have shape (..., {topology.nse}), one for each stored "
             f"entry, got {values.shape}"
         )
+    options = {"implementation": implementation, "variant": variant}
+    if reduction in _SUMS:
+        return _sums(values, topology, reduction, options)
+    (values,), pattern = arguments.align([values], [1], dtype, topology)
+    columns = arguments.columns_alone(topology)
+    reduced: jax.Array = bind(
+        reduce_rows_p, values, *pattern, reduction=reduction, columns=columns, **options
+    )[0]
+    return reduced
+
+
+def _sums(
+    values: jax.Array, topology: Topology, reduction: str, options: dict[str, Any]
+) -> jax.Array:
+    dtype = values.dtype
+    values = values.astype(accumulator_dtype(dtype))
     batch = jnp.broadcast_shapes(values.shape[:-1], topology.batch_shape)
     values = jnp.broadcast_to(values, (*batch, topology.nse))
-    # What padding holds must not reach a derivative.
-    stored = topology.row_indices < topology.shape[0]
-    values = jnp.where(stored, values, 0).astype(accumulator_dtype(dtype))
-    sums = functools.partial(_sums, topology=topology, implementation=implementation)
-    return _REDUCTIONS[reduction](values, topology, sums).astype(dtype)
-
-
-_Sums = Callable[[jax.Array], jax.Array]
-
-
-def _sums(values: jax.Array, topology: Topology, implementation: str | None) -> jax.Array:
     ones = jnp.ones((topology.shape[1], 1), values.dtype)
-    options: Any = {"transpose": False, "dense_on_left": False, "implementation": implementation}
-    return multiply("reduce_rows", CSR(values, topology), ones, **options)[..., 0]
+    product = {"transpose": False, "dense_on_left": False, **options}
+    sums = multiply("reduce_rows", CSR(values, topology), ones, **product)[..., 0]
+    if reduction == "mean":
+        sums /= jnp.maximum(jnp.diff(topology.row_offsets), 1).astype(sums.dtype)
+    return sums.astype(dtype)
 
 
-def _mean(values: jax.Array, topology: Topology, sums: _Sums) -> jax.Array:
-    lengths = jnp.diff(topology.row_offsets)
-    return sums(values) / jnp.maximum(lengths, 1).astype(values.dtype)
+def _signature(params: dict[str, Any]) -> Signature:
+    pattern = operands_of_pattern(params["columns"])
+    return Signature((("values", "e"), *pattern), (("out", "m"),))
 
 
-def _most(values: jax.Array, topology: Topology) -> jax.Array:
-    """The maximum of each row, which no derivative goes through. It does not depend on an order."""
-
-    def one(v: jax.Array, rows: jax.Array) -> jax.Array:
-        nothing = jnp.full(topology.shape[0], -jnp.inf, v.dtype)
-        return nothing.at[rows].max(v, mode="drop")
-
-    rows = jnp.broadcast_to(topology.row_indices, values.shape)
-    most: jax.Array = jnp.vectorize(one, signature="(e),(e)->(m)")(stop_gradient(values), rows)
-    return most
+def _ffi(params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice) -> FfiCall:
+    attributes = {"reduction": params["reduction"]}
+    return FfiCall(("values", *ROWS, CUTS), attributes, workspace=None)
 
 
-def _spread(of_rows: jax.Array, topology: Topology) -> jax.Array:
-    """For every entry what its row has; 0 for padding."""
-    with_padding = jnp.pad(of_rows, [(0, 0)] * (of_rows.ndim - 1) + [(0, 1)])
-    rows = jnp.broadcast_to(topology.row_indices, (*of_rows.shape[:-1], topology.nse))
-    return jnp.take_along_axis(with_padding, rows, axis=-1)
+def _plain(
+    values: jax.Array,
+    row_offsets: jax.Array,
+    *pattern: jax.Array,
+    reduction: str,
+    columns: int | None,
+) -> list[jax.Array]:
+    size = row_offsets.shape[0] - 1
+    v = values.astype(accumulator_dtype(values.dtype))
+    out = jnp.full(size, -jnp.inf, v.dtype)
+    if size:
+        rows = row_indices(row_offsets, values.shape[0])  # m for padding, which is dropped
+        out = out.at[rows].max(v, mode="drop")
+        if reduction == "logsumexp":
+            most = jnp.where(jnp.isfinite(out), out, 0)
+            terms = jnp.exp(v - most.at[rows].get(mode="fill", fill_value=0))
+            out = most + jnp.log(jnp.zeros_like(out).at[rows].add(terms, mode="drop"))
+    return [out.astype(values.dtype)]
 
 
-def _max(values: jax.Array, topology: Topology, sums: _Sums) -> jax.Array:
-    most = _most(values, topology)
-    equal = (stop_gradient(values) == _spread(most, topology)).astype(values.dtype)
-    shares = equal / _spread(jnp.maximum(sums(equal), 1), topology)
-    # Of this mean of equal ones only the derivative counts: it may be rounded.
-    mean = sums(jnp.where(equal > 0, shares * values, 0))
-    return jnp.where(jnp.isfinite(most), most + (mean - stop_gradient(mean)), most)
+reduce_rows_p = make_primitive(
+    Operation(
+        name="reduce_rows",
+        target="reduce_rows",
+        params=("reduction", "columns"),
+        signature=_signature,
+        result_dtypes=lambda avals, params: [avals[0].dtype],
+        shardable=(),
+        xla=_plain,
+        ffi=_ffi,
+    )
+)
 
 
-def _logsumexp(values: jax.Array, topology: Topology, sums: _Sums) -> jax.Array:
-    most = _most(values, topology)
-    most = jnp.where(jnp.isfinite(most), most, 0)
-    return most + jnp.log(sums(jnp.exp(values - _spread(most, topology))))
+def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+    (values, *pattern), tangent = primals, tangents[0]
+    (out,) = bind(reduce_rows_p, *primals, **params)
+    if type(tangent) is ad.Zero:
+        return [out], [ad.Zero(jax.typeof(out).to_tangent_aval())]
+    wide = accumulator_dtype(values.dtype)
+    values, tangent = values.astype(wide), tangent.astype(wide)
+    by = (pattern, params["columns"], params["implementation"])
+    if params["reduction"] == "max":
+        equal = values == spread_over_entries(out.astype(wide)[..., None], *by)
+        counts = jnp.maximum(sums_of_rows(equal.astype(wide), *by), 1)
+        dout = sums_of_rows(jnp.where(equal, tangent, 0), *by) / counts
+    else:
+        of_softmax = {"columns": params["columns"], "implementation": params["implementation"]}
+        (weights,) = bind(sparse_softmax_p, values, *pattern, scale=1.0, variant=None, **of_softmax)
+        dout = sums_of_rows(weights * tangent, *by)
+    return [out], [dout[..., 0].astype(out.dtype)]
 
 
-_REDUCTIONS: dict[str, Callable[[jax.Array, Topology, _Sums], jax.Array]] = {
-    "sum": lambda values, topology, sums: sums(values),
-    "mean": _mean,
-    "max": _max,
-    "logsumexp": _logsumexp,
-}
+ad.primitive_jvps[reduce_rows_p] = _jvp

@@ -18,8 +18,8 @@ from jax.interpreters import ad
 from jaxsparse import backend
 from jaxsparse.csr import CSR, check_csr
 from jaxsparse.ops import arguments
-from jaxsparse.ops.arguments import CUTS, ROWS, matrix_shape, operands_of_pattern
-from jaxsparse.ops.bilinear import sddmm_p, spmm_p
+from jaxsparse.ops.arguments import CUTS, ROWS, operands_of_pattern
+from jaxsparse.ops.sums_of_rows import spread_over_entries, sums_of_rows
 from jaxsparse.pattern import row_indices
 from jaxsparse.precision import accumulator_dtype
 from jaxsparse.primitive import (
@@ -196,17 +196,8 @@ def _sum_and_spread(
     values: jax.Array, pattern: Any, columns: int | None, implementation: str | None
 ) -> jax.Array:
     """For every entry, the sum of its row."""
-    _, k = matrix_shape(pattern, columns)
-    ones = jnp.ones((*(1,) * (values.ndim - 1), k, 1), values.dtype)
-    common = {
-        "out_dtype": values.dtype,
-        "columns": columns,
-        "implementation": implementation,
-        "variant": None,
-    }
-    product = {"transpose": False, "dense_on_left": False, "precision": None}
-    (sums,) = bind(spmm_p, values, *pattern, ones, **product, **common)
-    return bind(sddmm_p, sums, ones, *pattern, scaled=False, **common)[0]
+    by = (pattern, columns, implementation)
+    return spread_over_entries(sums_of_rows(values, *by), *by)
 
 
 def _derivative_jvp(primals: Any, tangents: Any, *, scale: float, **params: Any) -> Any:

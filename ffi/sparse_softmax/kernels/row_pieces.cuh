@@ -3,26 +3,12 @@
 // sum. Of the derivative it is the sum alone.
 #pragma once
 
+#include "cuda/exponentials.cuh"
 #include "cuda/row_cuts.cuh"
 #include "sparse_softmax/kernels/rows.cuh"
 #include "sparse_softmax/kernels/runs.h"
 
 namespace jaxsparse {
-
-// The greater number; a NaN is skipped, and reaches the sum.
-__device__ __forceinline__ float Greater(float a, float b) { return fmaxf(a, b); }
-__device__ __forceinline__ double Greater(double a, double b) { return b > a ? b : a; }
-
-template <typename Acc>
-constexpr Acc kLeastFinite = Acc(-3.402823466e+38);
-template <>
-constexpr double kLeastFinite<double> = -1.7976931348623157e+308;
-
-constexpr float kLog2E = 1.442695041f;
-
-// Of numbers that are at most 0, or next to it: as exact as such a number is.
-__device__ __forceinline__ float Exponential(float x) { return ApproximateExp2(kLog2E * x); }
-__device__ __forceinline__ double Exponential(double x) { return exp(x); }
 
 // Of a sum of exponentials; it is far from where floats end.
 __device__ __forceinline__ float InverseOf(float sum) { return ApproximateReciprocal(sum); }

@@ -2,24 +2,10 @@
 // it three times, of which L1 or L2 serve two. And the padding of a batch entry.
 #pragma once
 
-#include "cuda/device.cuh"
+#include "cuda/exponentials.cuh"
 #include "sparse_softmax/problem.h"
 
 namespace jaxsparse {
-
-// By its bits: compilers leave a division by 0 to each thread.
-template <typename Acc>
-constexpr Acc kInfinity = __builtin_bit_cast(float, 0x7f800000u);
-
-// As SumOverLanes.
-template <typename Acc>
-__device__ __forceinline__ Acc MaxOverLanes(Acc x, int lanes) {
-  for (int distance = lanes / 2; distance > 0; distance /= 2) {
-    const Acc other = __shfl_xor_sync(kAllLanes, x, distance);
-    x = other > x ? other : x;
-  }
-  return x;
-}
 
 template <typename T>
 __device__ void ClearPadding(T* out, const int32_t* row_offsets, int64_t rows, int64_t nse) {

@@ -6,6 +6,16 @@
 
 namespace jaxsparse {
 
+// Lengths of rows of a power law.
+inline std::vector<int> Skewed(int rows, int longest) {
+  std::vector<int> lengths(static_cast<size_t>(rows));
+  std::uniform_real_distribution<double> uniform(0.01, 1);
+  for (int& length : lengths) {
+    length = static_cast<int>(std::min<double>(longest, std::pow(uniform(generator), -1.5))) - 1;
+  }
+  return lengths;
+}
+
 // Of batch entries that have offsets of their own, or of all.
 inline std::vector<int32_t> CutsOf(const Pattern& pattern, int64_t own) {
   std::vector<int32_t> cuts;

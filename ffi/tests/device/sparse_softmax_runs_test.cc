@@ -32,16 +32,6 @@ void Test(const std::vector<int>& lengths, int first, int padding, bool wrong = 
       });
 }
 
-// Of a power law.
-std::vector<int> Skewed(int rows, int longest) {
-  std::vector<int> lengths(static_cast<size_t>(rows));
-  std::uniform_real_distribution<double> uniform(0.01, 1);
-  for (int& length : lengths) {
-    length = static_cast<int>(std::min<double>(longest, std::pow(uniform(generator), -1.5))) - 1;
-  }
-  return lengths;
-}
-
 template <typename T>
 void Tests() {
   // Rows that are empty, about as long as what counts as long, in pieces, and one behind the other;

@@ -100,17 +100,6 @@ inline TestCall SddmmCall(bool scaled, const std::string& dtype, const std::stri
   return call;
 }
 
-inline TestCall SoftmaxCall(bool backward, const std::string& dtype, std::vector<int64_t> batch) {
-  TestCall call;
-  call.operands = {{"values", dtype, Batched(batch, {kNse})}};
-  Add(&call.operands, PatternOf(kM, "uint16", batch));
-  call.operands.push_back({"row_cuts", "int32", Batched(batch, {backward ? 2 * 2 : 2})});
-  if (backward) call.operands.push_back({"tangent", dtype, Batched(batch, {kNse})});
-  call.results = {{"out", dtype, Batched(batch, {kNse})}};
-  call.attributes = {{"variant", ""}, {"scale", 0.5}, {"workspace", int64_t{0}}};
-  return call;
-}
-
 // 4 channels, 3 images of 6 x 9, stride 2; `given`: which of x, y and the kernel it computes.
 inline TestCall DepthwiseCall(const std::string& given, bool channels_first,
                               const std::string& dtype, const std::string& out_dtype,
