@@ -262,7 +262,8 @@ class CSR:
                 bits, and lanes of a GPU walk over stored numbers alone: for 1 to 8 columns, as the
                 time grows with their number. By default 2 for matrices that are more than 82 %
                 sparse, or that store both of nearly all pairs, as ``structure="pairs"`` of
-                `pruning.make_masks` has them, else 1; see ``columns``. Those of 8 bits have 1 or 0.
+                `pruning.make_masks` has them, else 1; see ``columns``. 8 bits have no
+                cells of 2.
             parts: into how many the columns are cut, at most 8, or at least one for each 8192
                 columns with gaps; by default what lets the blocks of an H200 end together.
             columns: how many columns of x products will mostly have, where ``cell`` is None: up to

@@ -56,8 +56,8 @@ class Packed:
     Attributes:
         values: ``(w, 64)``, bfloat16 or float16: rows of two numbers for each lane. ``(w, 128)``,
             int8 or float8_e4m3fn: rows of four. With cell 0 ``(w, 256)`` of any of these: rows of
-            eight. No number of float8_e4m3fn is NaN, as `verify` checks; kernels would read it as
-            480 or as NaN.
+            eight. No number of float8_e4m3fn is NaN, as `verify` checks; kernels read it as
+            480 or as NaN, as a GPU has an instruction for it.
         masks: uint32 ``(p, s, 32)``: which places of each of p pieces are stored. With cell 0
             ``(w, 32)``: how far each number is behind the one before.
         starts: int32 ``(p + 1,)``: the rows of ``values`` in front of each piece.
@@ -130,7 +130,7 @@ class Packed:
                 f"CSR.pack: needs one matrix, got values of shape {values.shape} on patterns of "
                 f"batch {topology.batch_shape}"
             )
-        if cell not in (None, 0, 1, 2):
+        if cell is not None and (isinstance(cell, bool | float) or cell not in (0, 1, 2)):
             raise ValueError(f"CSR.pack: cell must be None, 0, 1 or 2, got {cell!r}")
         if columns is not None and not (isinstance(columns, int) and columns >= 1):
             raise ValueError(

@@ -50,7 +50,7 @@ def form_for(
     dtype: Any,
 ) -> int:
     """The cell with which a product by n columns is predicted to take least; None: by many."""
-    cell = 1 if dtype in LARGEST else cell_for(row_offsets, columns, shape)
+    cell = 1 if jnp.dtype(dtype) in LARGEST else cell_for(row_offsets, columns, shape)
     if n is None or n > MOST_COLUMNS_OF_GAPS:
         return cell
     of_gaps = microseconds_of_gaps(np.diff(row_offsets)[row_order], shape[1], n, dtype)
@@ -91,7 +91,7 @@ def microseconds_of_streams(nnz: int, shape: tuple[int, int], cell: int, dtype: 
     m, k = shape
     of_panel = 0.58 if cell == 2 else 1.1 if dtype == jnp.float8_e4m3fn else 1
     panels = _by_instructions(m, k, _parts_of_streams(m, k), of_panel)
-    of_entry = 1.25 if dtype in LARGEST else 2.1
+    of_entry = 1.25 if jnp.dtype(dtype) in LARGEST else 2.1
     return max(panels, 4.5 + (of_entry * nnz + m * k / (8 * cell)) / _BYTES)
 
 
@@ -127,7 +127,7 @@ def microseconds_of_gaps(lengths: np.ndarray, k: int, n: int, dtype: Any) -> flo
     """What a product with n columns takes: that of bytes, or of instructions.
 
     Args:
-        lengths: entries of each row, in the order in which they make strips.
+        lengths: entries of each row, longest first, which is nearly the order of strips.
         k: columns of the matrix.
         n: columns of x, at most 8.
         dtype: of the numbers. Each has half a byte more, for its gap.

@@ -228,7 +228,7 @@ def test_shapes_are_those_of_the_model() -> None:
 
 
 def decoded_in_float64(matrices: dict[str, np.ndarray], x: np.ndarray, layers: int) -> np.ndarray:
-    """One step, with norms in front of products and without attention, as equations have it."""
+    """One step as equations have it: norms in front of products, a sum in place of attention."""
 
     def normalised(x: np.ndarray) -> np.ndarray:
         return x / np.sqrt((x**2).mean(-1, keepdims=True))

@@ -338,8 +338,10 @@ def test_explained():
         (call,) = explain(product, by_gaps, x[:, :1], device=H200)
         assert (by_gaps.cell, call.variant) == (0, "packed_gaps")
         times[f"{jnp.dtype(dtype)} by gaps"] = dict(call.variants)["packed_gaps"]
+        (call,) = explain(product, packed, x[:, :1], device=H200)
+        assert dict(call.variants)["packed_wgmma"] > times[f"{jnp.dtype(dtype)} by gaps"]
     assert times["bfloat16"] < times["int8"] < times["float8_e4m3fn"]
-    assert times["int8 by gaps"] < times["bfloat16 by gaps"] < times["bfloat16"]
+    assert times["int8 by gaps"] == times["float8_e4m3fn by gaps"] < times["bfloat16 by gaps"]
 
 
 def test_errors():

@@ -36,7 +36,7 @@ class Decoder(NamedTuple):
 
     @property
     def matrices(self) -> dict[str, tuple[int, int]]:
-        """The (outputs, inputs) of a layer's matrices; those that have one input are one."""
+        """The (outputs, inputs) of a layer's matrices; those with the same input are merged."""
         hidden = self.hidden
         return {
             "query_key_value": (3 * hidden, hidden),
@@ -62,7 +62,7 @@ Layer = dict[str, Any]  # The matrices of a layer by their names, in one form.
 
 
 def random_csr(shape: tuple[int, int], sparsity: float, seed: int) -> CSR:
-    """A random matrix, for inference, whose products have the variance of what comes in."""
+    """A random matrix, for inference, scaled so that products keep the variance of x."""
     rng = np.random.default_rng(seed)
     mask = rng.random(shape, np.float32) >= sparsity
     # Dynamic, so that the pattern of each copy is in memory of its own, too.
@@ -79,12 +79,12 @@ def random_dense(shape: tuple[int, int], seed: int) -> Array:
 
 
 def multiply(x: Array, a: Array | CSR | Packed) -> Array:
-    """The product of x (batch, inputs) and a matrix, transposed where it has a row an output."""
+    """X times a dense (inputs, outputs) matrix, or the transpose of one with a row an output."""
     return linear(x, a) if isinstance(a, CSR | Packed) else x @ a
 
 
 def norm_factor(x: Array) -> Array:
-    """What a norm multiplies each row by, so that its root mean square becomes 1."""
+    """1 / RMS of each row of x."""
     return jax.lax.rsqrt(jnp.mean(x.astype(jnp.float32) ** 2, -1, keepdims=True) + 1e-6)
 
 
@@ -98,7 +98,7 @@ def normalised_product(x: Array, a: Array | CSR | Packed) -> Array:
 
 
 def one_layer(x: Array, layer: Layer) -> Array:
-    """The products of a decoder layer, each of which waits for those that it follows there."""
+    """A decoder layer without attention: its four products, one after another."""
     query, key, value = jnp.split(normalised_product(x, layer["query_key_value"]), 3, axis=-1)
     attended = query + key + value  # Stands in for attention.
     x = x + multiply(attended.astype(DTYPE), layer["merge"])

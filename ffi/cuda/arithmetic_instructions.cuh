@@ -132,8 +132,7 @@ __device__ __forceinline__ uint32_t MultiplyAddHalves(uint32_t a, uint32_t b, ui
   return sums;
 }
 
-// Two numbers of 8 bits, e4m3, as numbers of float16, which have more bits of everything; from
-// compute capability 8.9 on.
+// Two numbers of e4m3 as float16, exactly; from compute capability 8.9 on.
 #if __CUDA_ARCH__ >= 890
 constexpr bool kConvertsE4M3 = true;
 #else

@@ -67,8 +67,8 @@ nb::tuple Pack(Indices row_offsets, Indices column_indices, Indices row_order, i
                         ToNumpy(std::move(streams.panels)), ToNumpy(std::move(streams.sources)));
 }
 
-// The order of rows in which PackByGaps pads least, or a ValueError.
-nb::object OrderOfRows(Indices row_offsets, Indices column_indices, Indices row_order,
+// The order of OrderForGaps, or a ValueError.
+nb::object OrderByGaps(Indices row_offsets, Indices column_indices, Indices row_order,
                        int64_t columns, int parts) {
   const PackedPattern pattern = PatternOf(row_offsets, column_indices, row_order, columns);
   CheckParts(parts, columns, kGapLanes);
@@ -104,7 +104,7 @@ void BindPacked(nb::module_& m) {
   m.def("pack_streams", Pack, nb::arg("row_offsets"), nb::arg("column_indices"),
         nb::arg("row_order"), nb::kw_only(), nb::arg("columns"), nb::arg("cell"), nb::arg("parts"),
         nb::arg("bits") = 16);
-  m.def("order_for_gaps", OrderOfRows, nb::arg("row_offsets"), nb::arg("column_indices"),
+  m.def("order_for_gaps", OrderByGaps, nb::arg("row_offsets"), nb::arg("column_indices"),
         nb::arg("row_order"), nb::kw_only(), nb::arg("columns"), nb::arg("parts"));
   m.def("pack_gaps", PackByGaps, nb::arg("row_offsets"), nb::arg("column_indices"),
         nb::arg("row_order"), nb::kw_only(), nb::arg("columns"), nb::arg("parts"));

@@ -5,7 +5,7 @@
 // warps of a team those of their ranges.
 //
 // Floors: 2.5 bytes of memory for each number, or 1.5 for one of 8 bits, padding included; an issue
-// slot for each of some 6 instructions a number with one column, and 20 with eight, and one more of
+// slot for each of some 6 instructions a number with one column, and 21 with eight, and one more of
 // 8 bits; a wavefront of shared memory for each number and 4 bytes of a unit of x.
 #include "cuda/activation.cuh"
 #include "cuda/vector_access.cuh"

@@ -20,8 +20,8 @@ struct PackedGapsConfig {
   static constexpr int kRowBytes = 128;
   constexpr int UnitBytes() const { return columns == 1 ? 4 : 2 * columns; }
   constexpr int Copies() const { return kRowBytes / (kGapLanes * UnitBytes()); }
-  // Steps that a lane has asked for while it adds up another one: about as many words, whatever
-  // numbers are.
+  // Steps that a lane has asked for while it adds up another one: about as many words for each
+  // kind of number.
   constexpr int Ahead() const {
     return (columns == 1 ? 40 : columns == 2 ? 30 : 20) / GapStepWords(numbers);
   }
@@ -42,8 +42,8 @@ struct PackedGapsProblem : PackedProblem {
   int rounds = 0;      // of parts that a team has
   int blocks = 1;      // that share the strips of a tile of columns
   uint32_t steps = 0;  // of a piece in the mean, times kMeanSteps
-  // The bits of 2^23 in float32, which conversions of int8 read. No compiler knows a parameter, so
-  // it stays in a register: the instruction has room for one constant, and another one is in it.
+  // The bits of 2^23 in float32, for conversions of int8. As a parameter of the kernel it stays in
+  // a register: PRMT takes one constant, which is its selector.
   uint32_t power = 0x4b000000u;
 
   static constexpr int64_t kMeanSteps = 1 << 12;

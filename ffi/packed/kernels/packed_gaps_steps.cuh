@@ -16,7 +16,7 @@ struct GapStep {
   uint32_t gaps;
 
   // Number e in float32, where those of 16 bits are of type T. `power` has the bits of 2^23.
-  template <typename T>
+  template <typename T, bool kConverts = kConvertsE4M3>
   __device__ __forceinline__ float NumberAt(int e, uint32_t power) const {
     constexpr int kOfWord = NumbersOfWord(kNumbers);
     const uint32_t word = numbers[e / kOfWord];
@@ -24,10 +24,10 @@ struct GapStep {
     if constexpr (kNumbers == PackedNumbers::kPlain) {
       return NumberOfHalf(T(), word, i == 1);
     } else if constexpr (kNumbers == PackedNumbers::kInt8) {
-      // With the bits of u, which is 128 more than the number, those of 2^23 are 2^23 + u.
+      // u = number + 128, put below the bits of 2^23, gives 2^23 + u.
       const uint32_t bits = PickBytes(word ^ 0x80808080u, power, 0x7440u + i);
       return __uint_as_float(bits) - (8388608.0f + 128.0f);
-    } else if constexpr (kConvertsE4M3) {
+    } else if constexpr (kConverts) {
       const auto bytes = static_cast<uint16_t>(i < 2 ? word : word >> 16);
       return NumberOfHalf(float16(), HalvesOfE4M3(bytes), i % 2 == 1);
     } else {
@@ -69,8 +69,8 @@ class GapSteps {
   }
 };
 
-// Has the L2 cache fetch a piece's first steps while it is not known yet where they are: where they
-// would be if all pieces had as many. They are near there, and all of what is there is wanted.
+// Has the L2 cache fetch steps while it is not known yet where a piece begins: from where it would
+// begin if all pieces had as many. Most of these steps are other pieces', which are read soon.
 template <PackedNumbers kNumbers, int kSteps>
 __device__ __forceinline__ void PrefetchSteps(const PackedGapsProblem& p, uint32_t piece) {
   constexpr int kLine = 128, kStep = kWarp * 4 * GapNumberWords(kNumbers);

@@ -9,7 +9,7 @@
 
 namespace jaxsparse {
 
-// What stores a number.
+// The type in which a number is stored.
 template <typename T, PackedNumbers kNumbers>
 struct StoredNumber {
   using Type = unsigned char;

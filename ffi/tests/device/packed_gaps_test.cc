@@ -59,6 +59,18 @@ void TestGaps() {
   TestSizes<T, Out, Gaps<T, Out, kGaps, kTeams, kBlocks>>();
 }
 
+// By one instruction, and as GPUs that lack it convert.
+void TestConversions() {
+  for (uint32_t code = 0; code < 256; ++code) {
+    if ((code & 0x7f) == 0x7f) continue;  // NaN, of which none are packed
+    const GapStep<PackedNumbers::kE4M3> step{{code << 8, code << 24}, 0};
+    for (const int e : {1, 7}) {
+      const float at_once = step.NumberAt<bfloat16, true>(e, 0);
+      if (step.NumberAt<bfloat16, false>(e, 0) != at_once) Fail("e4m3", 0, e, code, 0);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace jaxsparse
 
@@ -75,6 +87,7 @@ int main() {
   TestGaps<bfloat16, bfloat16, {.numbers = kInt8, .columns = 1, .team = 2}, 2, 3>();
   TestGaps<float16, float, {.numbers = kInt8, .columns = 8, .x_on_left = true}, 3, 2>();
   TestGaps<float16, float16, {.numbers = kE4M3, .columns = 1, .x_on_left = true}, 4, 2>();
+  TestConversions();
   TestGaps<bfloat16, float, {.numbers = kE4M3, .columns = 4, .team = 2}, 2, 2>();
   std::puts("all results agree");
 }
