@@ -230,7 +230,9 @@ def test_an_eager_call_compiles_one_program(batch, patterns, options, caplog):
     with jax.log_compiles():
         out = sparse_attention(q, k, k, topology, dropout_key=key, **options)
     assert out.shape == q.shape
-    assert sum(r.getMessage().startswith("Compiling") for r in caplog.records) == 1
+    compiled = [m for r in caplog.records if (m := r.getMessage()).startswith("Compiling")]
+    # JAX has a program that puts a number on a device, and compiles it once in a process.
+    assert sum("jit(stage)" not in message for message in compiled) == 1
 
 
 def test_dtypes():
