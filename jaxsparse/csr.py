@@ -254,8 +254,8 @@ class CSR:
             dtype: of the numbers, bfloat16 or float16; by default that of the values. With int8 or
                 float8_e4m3fn (``jnp.float8_e4m3fn``) each row has a scale, the largest of its
                 magnitudes over 127 or 448, and its numbers are rounded to multiples of that, or to
-                those times a number of e4m3: the nearest. That saves memory; products are expected
-                to be faster than in 16 bits with one column of x alone, and ``cell=0``.
+                those times a number of e4m3: the nearest. That saves memory; products are
+                faster than in 16 bits with one column of x alone, and ``cell=0``.
             cell: how places of numbers are stored. With 1 or 2, so many neighbours in a row are
                 stored together, and a bit tells whether they are: for products on tensor cores
                 with up to 128 columns. With 0 each number has its gap behind the one before, in 4

@@ -22,7 +22,7 @@ MOST_COLUMNS_OF_GAPS = 8
 
 _MULTIPROCESSORS = 132  # of an H200, whose times are predicted
 _BYTES = 4.2e6  # that come from its memory in a microsecond
-_BYTES_OF_GAPS = 4.7e6  # the same, as they come: piece by piece, in order
+_BYTES_OF_GAPS = {2: 4.7e6, 1: 3.9e6}  # of numbers of so many bytes: piece by piece, in order
 _CLOCKS = 1755  # in a microsecond
 _COLUMNS_OF_PART = 8192  # at most, of a matrix with gaps: multiprocessors keep x of them
 
@@ -136,7 +136,7 @@ def microseconds_of_gaps(lengths: np.ndarray, k: int, n: int, dtype: Any) -> flo
     of_entry = next(count for most, count in _INSTRUCTIONS if n <= most)
     of_entry += _INSTRUCTIONS_OF_8_BITS.get(dtype, 0)
     clocks = entries / LANES * of_entry / (4 * _MULTIPROCESSORS)  # each takes one of four warps
-    of_memory = entries * (float(dtype.itemsize) + 0.5) / _BYTES_OF_GAPS
+    of_memory = entries * (float(dtype.itemsize) + 0.5) / _BYTES_OF_GAPS[dtype.itemsize]
     return 4 + max(of_memory, clocks / _CLOCKS)
 
 

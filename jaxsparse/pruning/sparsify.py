@@ -72,7 +72,7 @@ def sparsify(
             layer is not packed. A CPU has no kernel for them, and times show it.
         dtype: of packed weights, as in `jaxsparse.CSR.pack`: by default that in which a layer
             computes. With int8 or float8_e4m3fn they are rounded to 8 bits, which changes results.
-            That saves memory; it is expected to save time by gaps with one row of inputs alone.
+            That saves memory, and time by gaps with one row of inputs alone.
         kinds: the types that can be sparse, `KINDS` by default. A layer within such a layer is not
             looked at, nor are subclasses: their code may do something else. Recurrent layers come
             back laid out for the batch size of ``example_inputs``, see `jaxsparse.nn.pack`.

@@ -77,13 +77,14 @@ double InstructionsOfByte(PackedNumbers numbers) {
 
 // Predicted: what passes through memory, or instructions of numbers.
 double Cost(const PackedProblem& p) {
-  constexpr double kStart = 4, kBytes = 4.7e6, kSchedulers = 4;
+  constexpr double kStart = 4, kSchedulers = 4;
+  const double rate = p.numbers == PackedNumbers::kPlain ? 4.7e6 : 3.9e6;  // bytes
   const PackedGapsConfig config = ConfigOf(p);
   const double numbers = static_cast<double>(p.words) * kGapNumbers;  // of a lane
   const double instructions =
       (config.columns == 1 ? 6.2 : 17 + 0.8 * config.columns) + InstructionsOfByte(p.numbers);
   const double issued = numbers * instructions / (kSchedulers * p.gpu.multiprocessors);
-  const double bytes = GapBytes(p) / kBytes;
+  const double bytes = GapBytes(p) / rate;
   const auto tiles = static_cast<double>(CeilDivide(p.n, config.columns));
   return kStart + tiles * std::max(bytes, issued / kClocksOfMicrosecond);
 }
