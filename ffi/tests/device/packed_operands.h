@@ -76,8 +76,11 @@ class PackedTest {
       for (const T entry : plain_) entries_.push_back(ToAccumulator(entry));
     } else {
       for (int64_t i = 0; i < count; ++i) {
-        const auto code = static_cast<uint8_t>(generator());
-        codes_.push_back((code & 0x7f) == 0x7f ? uint8_t{0x2a} : code);
+        auto code = static_cast<uint8_t>(generator());
+        if ((code & 0x7f) == 0x7f) code = 0x2a;
+        // Some that count as none by gaps meet a NaN of x (kBadX).
+        if (columns_[i] == 3 && i % 2 == 0) code = 0;
+        codes_.push_back(code);
       }
       scales_ = Normal<float>(size_.m);
       if (options_.odd == Odd::kBadValue) scales_[0] = NAN;
