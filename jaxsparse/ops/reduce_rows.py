@@ -46,9 +46,9 @@ def reduce_rows(
 
     for "sum", and accordingly for the others: a node of a graph aggregates what comes along its
     edges. A row without entries gets 0, of "max" and "logsumexp" -inf. Padding counts nothing.
-    Results repeat bitwise, on a GPU too, where the order of the sums of ``jax.ops.segment_sum`` is
-    any. Sums are taken in float32, or float64 for float64. Differentiable to any order; the
-    derivative of a maximum is shared by all entries that equal it, as that of ``jnp.max``.
+    Results repeat bitwise, on a GPU too, where ``jax.ops.segment_sum`` adds in no fixed order. Sums
+    are taken in float32, or float64 for float64. Differentiable to any order; the derivative of a
+    maximum is shared by all entries that equal it, as that of ``jnp.max``, and 0 if it is NaN.
 
     Args:
         values: ``(..., nse)``, float32, float64, bfloat16 or float16; batch dimensions broadcast.

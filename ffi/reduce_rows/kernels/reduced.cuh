@@ -1,4 +1,4 @@
-// What some entries of a row come to, from which follows what the row does.
+// The partial result of some of a row's entries, and how partial results are merged.
 #pragma once
 
 #include "cuda/exponentials.cuh"
@@ -6,7 +6,7 @@
 
 namespace jaxsparse {
 
-// MaxOrNan of numbers in float32 is an instruction.
+// For float it is one instruction, in cuda/arithmetic_instructions.cuh.
 __device__ __forceinline__ double MaxOrNan(double a, double b) { return a > b || a != a ? a : b; }
 
 // What exponentials are relative to: the finite number nearest to a maximum. So a row of nothing

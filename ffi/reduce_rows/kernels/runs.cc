@@ -53,8 +53,8 @@ bool HasCuts(const ReduceRowsProblem& p) {
 
 }  // namespace
 
-// Below what is said of rows, which do not know of uneven ones: patterns that cuts come with are
-// those of graphs.
+// It costs less than `rows`, whose cost does not see uneven lengths: only patterns of graphs come
+// with cuts.
 extern constinit const CudaVariant<ReduceRowsProblem> kReduceRowsByRuns = {
     "runs_of_rows",
     [](const ReduceRowsProblem& p) { return HasCuts(p) && BytesOfPieces(p) <= p.workspace.bytes; },

@@ -12,8 +12,8 @@ struct ReduceRunsConfig {
   Reduction reduction = Reduction::kMaximum;
   int units = 4;  // of a run, of those that rows are cut into
 
-  // In shared memory, of elements of so many bytes: as many vectors of 16 bytes as a run can have
-  // entries in, the first of which may stand within one, for all lanes of its warp.
+  // Vectors of 16 bytes for each lane of a warp that suffice for the longest run, of elements of so
+  // many bytes, wherever it begins within a vector.
   constexpr int LoadsOfLane(int bytes) const {
     const int of_vector = 16 / bytes, of_load = of_vector * kWarp;
     return (MostEntriesOfUnits(units) + of_vector - 1 + of_load - 1) / of_load;
