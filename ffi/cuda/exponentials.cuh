@@ -20,16 +20,6 @@ constexpr float kLog2E = 1.442695041f;
 __device__ __forceinline__ float Greater(float a, float b) { return fmaxf(a, b); }
 __device__ __forceinline__ double Greater(double a, double b) { return b > a ? b : a; }
 
-// As SumOverLanes.
-template <typename Acc>
-__device__ __forceinline__ Acc MaxOverLanes(Acc x, int lanes) {
-  for (int distance = lanes / 2; distance > 0; distance /= 2) {
-    const Acc other = __shfl_xor_sync(kAllLanes, x, distance);
-    x = other > x ? other : x;
-  }
-  return x;
-}
-
 // Of numbers that are at most 0, or next to it: as exact as such a number is.
 __device__ __forceinline__ float Exponential(float x) { return ApproximateExp2(kLog2E * x); }
 __device__ __forceinline__ double Exponential(double x) { return exp(x); }

@@ -41,4 +41,12 @@ JAXSPARSE_INLINE bool ComesWithRowCuts(int64_t rows, int64_t columns, int64_t ns
          kLeastPlaces * nse < rows * columns;
 }
 
+// Whether kernels of runs fit, whose counters have 32 bits: there are cuts, and not too many units.
+JAXSPARSE_INLINE bool RunsFit(const Pattern& pattern, const Batch& batch, const Array& row_cuts) {
+  constexpr int64_t kMost = int64_t{1} << 30;
+  const int64_t entries = batch.count > 1 ? batch.count : 1;
+  return row_cuts.data != nullptr && pattern.nse < kMost &&
+         RowUnits(pattern.rows, pattern.nse) < kMost / entries;
+}
+
 }  // namespace jaxsparse

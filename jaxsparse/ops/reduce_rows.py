@@ -16,11 +16,9 @@ from jax.core import ShapedArray
 from jax.interpreters import ad
 
 from jaxsparse import backend
-from jaxsparse.csr import CSR
 from jaxsparse.device import AnyDevice
 from jaxsparse.ops import arguments
 from jaxsparse.ops.arguments import CUTS, ROWS, operands_of_pattern
-from jaxsparse.ops.multiply import multiply
 from jaxsparse.ops.sparse_softmax import sparse_softmax_p
 from jaxsparse.ops.sums_of_rows import spread_over_entries, sums_of_rows
 from jaxsparse.pattern import row_indices
@@ -63,8 +61,9 @@ def reduce_rows(
 
     Raises:
         TypeError: for values that are no array of these dtypes, or no topology.
-        ValueError: for another number of values, and a reduction that does not exist; at lowering,
-            for an implementation or variant that can't be had.
+        ValueError: for another number of values, batch dimensions that do not broadcast, and a
+            reduction that does not exist; at lowering, for an implementation or variant that can't
+            be had.
 
     >>> import jax.numpy as jnp
     >>> topology = Topology([0, 2, 2, 3], [0, 2, 1], (3, 4))
@@ -86,30 +85,26 @@ def reduce_rows(
             f"{operation}: values must have shape (..., {topology.nse}), one for each stored "
             f"entry, got {values.shape}"
         )
-    options = {"implementation": implementation, "variant": variant}
-    if reduction in _SUMS:
-        return _sums(values, topology, reduction, options)
-    (values,), pattern = arguments.align([values], [1], dtype, topology)
+    try:
+        jnp.broadcast_shapes(values.shape[:-1], topology.batch_shape)
+    except ValueError:
+        raise ValueError(
+            f"{operation}: the batch dimensions of values, {values.shape[:-1]}, and of the "
+            f"topology, {topology.batch_shape}, must broadcast"
+        ) from None
     columns = arguments.columns_alone(topology)
+    if reduction in _SUMS:
+        (wide,), pattern = arguments.align([values], [1], accumulator_dtype(dtype), topology)
+        sums = sums_of_rows(wide, pattern, columns, implementation, variant)[..., 0]
+        if reduction == "mean":
+            sums /= jnp.maximum(jnp.diff(topology.row_offsets), 1).astype(sums.dtype)
+        return sums.astype(dtype)
+    (values,), pattern = arguments.align([values], [1], dtype, topology)
+    options = {"implementation": implementation, "variant": variant}
     reduced: jax.Array = bind(
         reduce_rows_p, values, *pattern, reduction=reduction, columns=columns, **options
     )[0]
     return reduced
-
-
-def _sums(
-    values: jax.Array, topology: Topology, reduction: str, options: dict[str, Any]
-) -> jax.Array:
-    dtype = values.dtype
-    values = values.astype(accumulator_dtype(dtype))
-    batch = jnp.broadcast_shapes(values.shape[:-1], topology.batch_shape)
-    values = jnp.broadcast_to(values, (*batch, topology.nse))
-    ones = jnp.ones((topology.shape[1], 1), values.dtype)
-    product = {"transpose": False, "dense_on_left": False, **options}
-    sums = multiply("reduce_rows", CSR(values, topology), ones, **product)[..., 0]
-    if reduction == "mean":
-        sums /= jnp.maximum(jnp.diff(topology.row_offsets), 1).astype(sums.dtype)
-    return sums.astype(dtype)
 
 
 def _signature(params: dict[str, Any]) -> Signature:

@@ -16,11 +16,15 @@ from jaxsparse.primitive import bind
 
 
 def sums_of_rows(
-    values: jax.Array, pattern: Any, columns: int | None, implementation: str | None
+    values: jax.Array,
+    pattern: Any,
+    columns: int | None,
+    implementation: str | None,
+    variant: str | None = None,
 ) -> jax.Array:
     """For every row ``(..., m, 1)`` the sum of its values ``(..., nse)``."""
     product = {"transpose": False, "dense_on_left": False, "precision": None}
-    params = _params(values, columns, implementation)
+    params = _params(values, columns, implementation) | {"variant": variant}
     return bind(spmm_p, values, *pattern, _ones(values, pattern, columns), **product, **params)[0]
 
 

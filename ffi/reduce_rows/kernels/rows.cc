@@ -9,9 +9,9 @@
 namespace jaxsparse {
 namespace {
 
-// Lanes have two vectors or more of a row of the mean length each. Rows have more than a warp's
-// where they are so few that most of the GPU would be idle, and lanes then have all their loads on
-// their way at once.
+// Lanes have at most two vectors of a row of the mean length, unless a warp has too few of them.
+// Rows have more lanes than a warp's where they are so few that most of the GPU would be idle, and
+// lanes then have all their loads on their way at once.
 ReduceRowsConfig ConfigOf(const ReduceRowsProblem& p) {
   constexpr int64_t kThreadsOfGpu = 132 * 1024;
   ReduceRowsConfig config{.reduction = p.reduction};

@@ -44,20 +44,15 @@ int64_t BytesOfPieces(const ReduceRowsProblem& p) {
   return Runs(p) * kReducedPieces * 2 * std::max<int64_t>(SizeOf(p.dtype), 4);
 }
 
-// Whether counters of 32 bits serve.
-bool HasCuts(const ReduceRowsProblem& p) {
-  constexpr int64_t kMost = int64_t{1} << 30;
-  return p.row_cuts.data != nullptr && p.pattern.nse < kMost &&
-         RowUnits(p.pattern.rows, p.pattern.nse) < kMost / std::max<int64_t>(p.batch.count, 1);
-}
-
 }  // namespace
 
 // It costs less than `rows`, whose cost does not see uneven lengths: only patterns of graphs come
 // with cuts.
 extern constinit const CudaVariant<ReduceRowsProblem> kReduceRowsByRuns = {
     "runs_of_rows",
-    [](const ReduceRowsProblem& p) { return HasCuts(p) && BytesOfPieces(p) <= p.workspace.bytes; },
+    [](const ReduceRowsProblem& p) {
+      return RunsFit(p.pattern, p.batch, p.row_cuts) && BytesOfPieces(p) <= p.workspace.bytes;
+    },
     [](const ReduceRowsProblem& p) { return ReductionCost{.launch_us = 2.4}.Of(p); },
     [](const ReduceRowsProblem& p) { return Source("ReducePieces", p); },
     [](const ReduceRowsProblem& p) {
@@ -65,6 +60,8 @@ extern constinit const CudaVariant<ReduceRowsProblem> kReduceRowsByRuns = {
     },
     &kRuns,
     nullptr,
-    [](const ReduceRowsProblem& p, bool) { return HasCuts(p) ? BytesOfPieces(p) : 0; }};
+    [](const ReduceRowsProblem& p, bool) {
+      return RunsFit(p.pattern, p.batch, p.row_cuts) ? BytesOfPieces(p) : 0;
+    }};
 
 }  // namespace jaxsparse

@@ -7,6 +7,16 @@
 
 namespace jaxsparse {
 
+// As SumOverLanes.
+template <typename Acc>
+__device__ __forceinline__ Acc MaxOverLanes(Acc x, int lanes) {
+  for (int distance = lanes / 2; distance > 0; distance /= 2) {
+    const Acc other = __shfl_xor_sync(kAllLanes, x, distance);
+    x = other > x ? other : x;
+  }
+  return x;
+}
+
 template <typename T>
 __device__ void ClearPadding(T* out, const int32_t* row_offsets, int64_t rows, int64_t nse) {
   const int64_t stored = rows == 0 ? 0 : RowBounds::Clamp(row_offsets[rows], nse);

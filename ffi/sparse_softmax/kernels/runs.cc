@@ -63,19 +63,12 @@ int64_t BytesOfPieces(const SparseSoftmaxProblem& p) {
   return Blocks(p) * kPiecesOfRun * 2 * number;
 }
 
-// Whether counters of 32 bits serve.
-bool HasCuts(const SparseSoftmaxProblem& p) {
-  constexpr int64_t kMost = int64_t{1} << 30;
-  return p.row_cuts.data != nullptr && p.pattern.nse < kMost &&
-         RowUnits(p.pattern.rows, p.pattern.nse) < kMost / std::max<int64_t>(p.batch.count, 1);
-}
-
 }  // namespace
 
 extern constinit const CudaVariant<SparseSoftmaxProblem> kSparseSoftmaxRunsOfRows = {
     "runs_of_rows",
     [](const SparseSoftmaxProblem& p) {
-      return HasCuts(p) && BytesOfPieces(p) <= p.workspace.bytes;
+      return RunsFit(p.pattern, p.batch, p.row_cuts) && BytesOfPieces(p) <= p.workspace.bytes;
     },
     [](const SparseSoftmaxProblem& p) { return kCostModel.Of(p); },
     [](const SparseSoftmaxProblem& p) { return Source("SparseSoftmaxPieces", p); },
@@ -85,6 +78,8 @@ extern constinit const CudaVariant<SparseSoftmaxProblem> kSparseSoftmaxRunsOfRow
     },
     &kRuns,
     nullptr,
-    [](const SparseSoftmaxProblem& p, bool) { return HasCuts(p) ? BytesOfPieces(p) : 0; }};
+    [](const SparseSoftmaxProblem& p, bool) {
+      return RunsFit(p.pattern, p.batch, p.row_cuts) ? BytesOfPieces(p) : 0;
+    }};
 
 }  // namespace jaxsparse
