@@ -5,14 +5,18 @@
 
 namespace jaxsparse {
 
-// Microseconds expected of an H200: a start, and the values at the pace of memory.
+// Microseconds of an H200, fitted to maxima in float32 of graphs of 2 and 20 million edges and of
+// 6.6 million weights, within 15 % where rows are alike: a start, the values at a pace, and what
+// each row takes.
 struct ReductionCost {
   double launch_us;
+  double bytes_of_us;
+  double row_us = 0;
 
   double Of(const ReduceRowsProblem& p) const {
-    constexpr double kBytesOfUs = 3.6e6;
-    return launch_us +
-           static_cast<double>(p.batch.count * p.pattern.nse * SizeOf(p.dtype)) / kBytesOfUs;
+    const auto count = static_cast<double>(p.batch.count);
+    const auto bytes = static_cast<double>(p.pattern.nse * SizeOf(p.dtype));
+    return launch_us + count * (bytes / bytes_of_us + row_us * static_cast<double>(p.pattern.rows));
   }
 };
 

@@ -39,6 +39,8 @@ constexpr CudaKernel<ReduceRowsProblem> kRuns{
       return LaunchShape{CeilDivide(Runs(p), kReduceRunsThreads / kWarp), kReduceRunsThreads};
     }};
 
+constexpr ReductionCost kCost{.launch_us = 3.8, .bytes_of_us = 2.5e6};
+
 // A maximum, or a reference and a sum.
 int64_t BytesOfPieces(const ReduceRowsProblem& p) {
   return Runs(p) * kReducedPieces * 2 * std::max<int64_t>(SizeOf(p.dtype), 4);
@@ -46,14 +48,12 @@ int64_t BytesOfPieces(const ReduceRowsProblem& p) {
 
 }  // namespace
 
-// It costs less than `rows`, whose cost does not see uneven lengths: only patterns of graphs come
-// with cuts.
 extern constinit const CudaVariant<ReduceRowsProblem> kReduceRowsByRuns = {
     "runs_of_rows",
     [](const ReduceRowsProblem& p) {
       return RunsFit(p.pattern, p.batch, p.row_cuts) && BytesOfPieces(p) <= p.workspace.bytes;
     },
-    [](const ReduceRowsProblem& p) { return ReductionCost{.launch_us = 2.4}.Of(p); },
+    [](const ReduceRowsProblem& p) { return kCost.Of(p); },
     [](const ReduceRowsProblem& p) { return Source("ReducePieces", p); },
     [](const ReduceRowsProblem& p) {
       return LaunchShape{CeilDivide(Runs(p), kReduceRunsThreads), kReduceRunsThreads};
