@@ -63,7 +63,7 @@ class Packed:
         starts: int32 ``(p + 1,)``: the rows of ``values`` in front of each piece.
         panels: int32 ``(p, t, 2)``: which rows a piece reads for each 128 columns; with cell 0 for
             all of them, t = 1.
-        rows: int32 ``(m,)``: the order of the rows, 16 of which make a strip, or 4 with cell 0.
+        rows: int32 ``(m,)``: the order of the rows, 16 of which make a strip, or 8 with cell 0.
         scales: float32 ``(m,)`` of numbers of 8 bits, else None.
         sources: int32, as ``values``: the stored entry of each number, or ``nse`` for none; only of
             a trainable or repackable one, else None.

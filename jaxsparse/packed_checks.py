@@ -120,11 +120,12 @@ def _panels_of_gaps(operation: str, packed: Packed) -> tuple[np.ndarray, np.ndar
         row, column, piece = map(np.asarray, places)
         if (has_gap & ((row >= m) | (column >= k))).any():
             raise ValueError(f"{operation}: masks have gaps that lead out of the matrix")
-        of_lanes = has_gap.swapaxes(1, 2).reshape(-1, packed_streams.LANES)
-        of_piece = np.repeat(piece, packed_gaps.STEP)
+        of_step = packed_gaps.by_streams(has_gap)
+        of_streams = of_step.reshape(-1, *of_step.shape[2:])
+        of_piece = np.repeat(piece, of_step.shape[1])
         same = of_piece[1:] == of_piece[:-1]
-        if (of_lanes[1:] & ~of_lanes[:-1] & same[:, None]).any():
-            raise ValueError(f"{operation}: masks have gaps behind the last number of a lane")
+        if (of_streams[1:] & ~of_streams[:-1] & same[:, None, None]).any():
+            raise ValueError(f"{operation}: masks have gaps behind the last number of a stream")
         step = np.arange(len(piece)) + 1 - starts[piece]
         np.maximum.at(steps, piece, np.where(has_gap.any((1, 2)), step, 0))
     return np.stack([np.zeros_like(steps), steps], -1)[:, None], steps

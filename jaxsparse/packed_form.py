@@ -115,10 +115,10 @@ def _by_instructions(m: int, k: int, parts: int, of_panel: float = 1) -> float:
 
 
 def _parts_of_gaps(m: int, k: int) -> int:
-    """As many as give each multiprocessor 6 pieces, unless they are short."""
+    """As many as give each multiprocessor 3 pieces, unless they are short."""
     parts, most = range_of_parts(k, 0)
     pieces = parts * math.ceil(m / packed_gaps.STRIP_ROWS)
-    while 2 * parts <= most and pieces < 6 * _MULTIPROCESSORS and k >= 1024 * parts:
+    while 2 * parts <= most and pieces < 3 * _MULTIPROCESSORS and k >= 1024 * parts:
         parts, pieces = 2 * parts, 2 * pieces
     return parts
 
@@ -150,21 +150,22 @@ _INSTRUCTIONS_OF_8_BITS = {jnp.dtype(jnp.int8): 1.1, jnp.dtype(jnp.float8_e4m3fn
 def entries_of_gaps(lengths: np.ndarray, k: int) -> float:
     """About how many entries a pattern takes, those that shorten gaps and padding included.
 
-    Were the columns of each row random, a lane would have 15 places without an entry with
-    probability (1 - d)^15 for rows of density d, as often as there is room; its count would be
-    binomial, and the longest of a row's 8 lanes 1.4 standard deviations longer than the mean. Of
-    one part the rows of a strip have equally long ones, of more it is nearly the longest of 32.
-    Rounding adds half a step.
+    Were the columns of each row random, advances of a stream, with each number up to 15 places,
+    would be geometric and cut off there, and its count that of a renewal process. The longest of a
+    row's 8 streams is 1.4 standard deviations longer than the mean. Of one part the rows of a strip
+    have equally long ones, of more it is nearly the longest of 64. Rounding adds half a step.
     """
-    parts = _parts_of_gaps(len(lengths), k)
+    parts, per_row = _parts_of_gaps(len(lengths), k), packed_gaps.STREAMS_OF_ROW
     rows = np.zeros(-(-len(lengths) // packed_gaps.STRIP_ROWS) * packed_gaps.STRIP_ROWS)
     rows[: len(lengths)] = lengths
     longest = rows.reshape(-1, packed_gaps.STRIP_ROWS).max(1, initial=0)  # of each strip
     density = np.clip(longest / max(k, 1), 1e-6, 1)
-    long_gap = (1 - density) ** packed_gaps.LARGEST_GAP
-    of_lane, places = longest / (8 * parts), k / (8 * parts)
-    bridges = np.minimum(of_lane * long_gap / (1 - long_gap), places / packed_gaps.LARGEST_GAP)
-    deviations = 1.4 if parts == 1 else 1.9
-    padding = deviations * np.sqrt(of_lane * (1 - density)) + packed_gaps.STEP / 2
-    of_piece = LANES * (of_lane + bridges + padding)
+    behind = np.arange(packed_gaps.LARGEST_GAP)[:, None]
+    farther = (1 - density) ** behind  # how likely an advance is longer
+    mean = farther.sum(0)
+    variance = ((2 * behind + 1) * farther).sum(0) - mean**2
+    of_stream = k / (per_row * parts) / mean
+    deviations = 1.4 if parts == 1 else 2.0
+    padding = deviations * np.sqrt(of_stream * variance) / mean + packed_gaps.STEP_OF_STREAM / 2
+    of_piece = per_row * packed_gaps.STRIP_ROWS * (of_stream + padding)
     return float(parts * np.sum(of_piece[longest > 0]))

@@ -255,7 +255,7 @@ def packed_matrix(packed):
 
 
 def _matrix_of_gaps(packed):
-    """The same of numbers with gaps: each lane walks over its own, entry after entry."""
+    """The same of numbers with gaps: two streams of each lane in turn, entry after entry."""
     (m, k), parts = packed.shape, packed.parts
     width = 8 * -(-k // (8 * parts))
     values = np.asarray(packed.values, np.float64).reshape(-1, 32, 8)
@@ -263,39 +263,43 @@ def _matrix_of_gaps(packed):
     matrix = np.zeros((m, k))
     for piece, (begin, end) in enumerate(itertools.pairwise(starts)):
         strip, part = divmod(piece, parts)
-        column = part * width + np.arange(32) % 8 - 8
-        row = 4 * strip + np.arange(32) // 8
+        row = 8 * strip + np.arange(32) // 4
+        # Of either stream; in odd rows the odd columns are first.
+        columns = [part * width + np.arange(32) % 4 * 2 + (row + s) % 2 - 8 for s in (0, 1)]
         for step in range(begin, end):
             for e in range(8):
                 gap = (masks[step] >> 4 * e & 15).astype(np.int64)
-                column += 8 * gap
+                columns[e % 2] += 8 * gap
                 stored = gap > 0
-                matrix[rows[row[stored]], column[stored]] = values[step, stored, e]
+                at = rows[row[stored]], columns[e % 2][stored]
+                matrix[at] = values[step, stored, e]
     return matrix
 
 
 def pack_gaps(row_offsets, column_indices, row_order, *, columns, parts):
-    """Gaps, starts and sources of a matrix of cell 0, lane by lane; -1 for no source."""
+    """Gaps, starts and sources of a matrix of cell 0, stream by stream; -1 for no source."""
     m, width = len(row_order), 8 * -(-columns // (8 * parts))
     pieces = []
-    for strip, part in np.ndindex(-(-m // 4), parts):
-        lanes = []
-        for lane in range(32):
-            place, entries, last = 4 * strip + lane // 8, [], -1
+    for strip, part in np.ndindex(-(-m // 8), parts):
+        streams = []
+        for lane, s in np.ndindex(32, 2):
+            place, entries, last = 8 * strip + lane // 4, [], -1
+            of_pair = s if place % 2 == 0 else 1 - s
             row = row_order[place] if place < m else None
             stored = range(row_offsets[row], row_offsets[row + 1]) if row is not None else ()
             for entry in sorted(stored, key=lambda entry: column_indices[entry]):
                 within = column_indices[entry] - part * width
-                if 0 <= within < width and within % 8 == lane % 8:
+                if 0 <= within < width and within % 8 == lane % 4 * 2 + of_pair:
                     while within // 8 - last > 15:
                         entries.append((15, -1))
                         last += 15
                     entries.append((within // 8 - last, entry))
                     last = within // 8
-            lanes.append(entries)
-        steps = -(-max(map(len, lanes)) // 8)
-        piece = np.array([entries + [(0, -1)] * (8 * steps - len(entries)) for entries in lanes])
-        pieces.append(piece.reshape(32, steps, 8, 2).swapaxes(0, 1))
+            streams.append(entries)
+        steps = -(-max(map(len, streams)) // 4)
+        piece = np.array([entries + [(0, -1)] * (4 * steps - len(entries)) for entries in streams])
+        piece = piece.reshape(32, 2, steps, 4, 2).transpose(2, 0, 3, 1, 4)  # streams in turn
+        pieces.append(piece.reshape(steps, 32, 8, 2))
     starts = np.cumsum([0, *map(len, pieces)]).astype(np.int32)
     gaps, sources = np.moveaxis(np.concatenate([np.zeros((0, 32, 8, 2), int), *pieces]), -1, 0)
     masks = (gaps.astype(np.uint32) << 4 * np.arange(8, dtype=np.uint32)).sum(-1, dtype=np.uint32)

@@ -9,8 +9,8 @@
 namespace jaxsparse {
 namespace {
 
-// What a lane has of one piece: gaps, and the entries behind them.
-class LaneOfGaps {
+// What a stream has of one piece: gaps, and the entries behind them.
+class GapStream {
   int64_t at_ = -1;  // the place of the last number
   std::vector<int32_t> gaps_, entries_;
 
@@ -30,28 +30,37 @@ class LaneOfGaps {
   int32_t EntryOf(size_t number) const { return number < size() ? entries_[number] : kNoEntry; }
 };
 
-using Lanes = std::array<LaneOfGaps, kWarp>;
+// Those of each row, by residues of columns.
+using Streams = std::array<std::array<GapStream, kGapLanes>, kGapStripRows>;
 
 // Takes the entries of a strip's rows from their cursors on that lie in front of a column.
-Lanes LanesOf(const PackedPattern& pattern, const std::vector<Entries>& rows,
-              std::vector<size_t>& cursors, int64_t first_column, int64_t end_column) {
-  Lanes lanes;
+Streams StreamsOf(const PackedPattern& pattern, const std::vector<Entries>& rows,
+                  std::vector<size_t>& cursors, int64_t first_column, int64_t end_column) {
+  Streams streams;
   for (size_t r = 0; r < rows.size(); ++r) {
     for (size_t& at = cursors[r]; at < rows[r].size(); ++at) {
       const int64_t column = pattern.column_indices[rows[r][at]];
       if (column >= end_column) break;
-      const int64_t place = column - first_column;
-      lanes[r * kGapLanes + place % kGapLanes].Append(place / kGapLanes, rows[r][at]);
+      const int64_t within = column - first_column;
+      streams[r][within % kGapLanes].Append(within / kGapLanes, rows[r][at]);
     }
   }
-  return lanes;
+  return streams;
 }
 
-// How many numbers the longest lanes of a row take, of all parts.
+size_t Longest(const Streams& streams) {
+  size_t longest = 0;
+  for (const auto& row : streams) {
+    for (const GapStream& stream : row) longest = std::max(longest, stream.size());
+  }
+  return longest;
+}
+
+// How many numbers the longest streams of a row take, of all parts.
 int64_t NumbersOfRow(const PackedPattern& pattern, const Entries& entries, int parts) {
   const int64_t width = GapRangeColumns(pattern.columns, parts);
   int64_t numbers = 0, end = 0, longest = 0;
-  std::array<int64_t, kGapLanes> at, of_lane;
+  std::array<int64_t, kGapLanes> at, of_stream;
   for (const int32_t entry : entries) {
     const int64_t column = pattern.column_indices[entry];
     if (column >= end) {
@@ -59,13 +68,13 @@ int64_t NumbersOfRow(const PackedPattern& pattern, const Entries& entries, int p
       end = (column / width + 1) * width;
       longest = 0;
       at.fill(-1);
-      of_lane.fill(0);
+      of_stream.fill(0);
     }
     const int64_t within = column - (end - width);
-    const int64_t lane = within % kGapLanes, place = within / kGapLanes;
-    of_lane[lane] += CeilDivide(place - at[lane], kMostGap);
-    at[lane] = place;
-    longest = std::max(longest, of_lane[lane]);
+    const int64_t residue = within % kGapLanes, place = within / kGapLanes;
+    of_stream[residue] += CeilDivide(place - at[residue], kMostGap);
+    at[residue] = place;
+    longest = std::max(longest, of_stream[residue]);
   }
   return numbers + longest;
 }
@@ -98,15 +107,17 @@ std::string PackGaps(const PackedPattern& pattern, int parts, GapArrays* packed)
     if (!error.empty()) return error;
     std::vector<size_t> cursors(rows.size());
     for (int64_t part = 0; part < parts; ++part) {
-      const Lanes lanes = LanesOf(pattern, rows, cursors, part * width, (part + 1) * width);
-      size_t longest = 0;
-      for (const LaneOfGaps& lane : lanes) longest = std::max(longest, lane.size());
-      for (size_t step = 0; step < longest; step += kGapNumbers) {
-        for (const LaneOfGaps& lane : lanes) {
+      const Streams streams = StreamsOf(pattern, rows, cursors, part * width, (part + 1) * width);
+      const size_t longest = Longest(streams);
+      for (size_t first_of_step = 0; first_of_step < longest; first_of_step += kGapStreamNumbers) {
+        for (int lane = 0; lane < kWarp; ++lane) {
           uint32_t gaps = 0;
-          for (size_t e = 0; e < kGapNumbers; ++e) {
-            gaps |= static_cast<uint32_t>(lane.GapOf(step + e)) << kGapBits * e;
-            packed->sources.push_back(lane.EntryOf(step + e));
+          for (int e = 0; e < kGapNumbers; ++e) {
+            const int residue = GapResidue(lane, e % kGapStreams);
+            const GapStream& stream = streams[lane / kGapRowLanes][residue];
+            const size_t number = first_of_step + e / kGapStreams;
+            gaps |= static_cast<uint32_t>(stream.GapOf(number)) << kGapBits * e;
+            packed->sources.push_back(stream.EntryOf(number));
           }
           packed->gaps.push_back(gaps);
         }

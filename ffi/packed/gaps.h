@@ -16,10 +16,10 @@ struct GapArrays {
                                  // none
 };
 
-// The rows by the numbers that their longest lanes take, most first, and those that take as many as
-// they stand in `row_order`: all lanes of a strip take as long as its longest. Those of several
-// parts are summed, so that only with one part the padding is the least. Returns why the pattern
-// can't be packed, or an empty string.
+// The rows by the numbers that their longest streams take, most first, and those that take as many
+// as they stand in `row_order`: all streams of a strip take as long as its longest. Those of
+// several parts are summed, so that only with one part the padding is the least. Returns why the
+// pattern can't be packed, or an empty string.
 std::string OrderForGaps(const PackedPattern& pattern, int parts, std::vector<int32_t>* order);
 
 // Returns why the pattern can't be packed in so many parts, or an empty string. Whatever its arrays

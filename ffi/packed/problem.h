@@ -20,14 +20,19 @@
 // piece is padded up to that, so that few rows of words serve a panel, whatever the pattern is.
 //
 // With cell 0 there are no cells and no masks, but gaps, for products with so few columns that they
-// need no fragments. A strip is 4 rows, and a piece one of `parts` ranges of its columns, as wide
-// as GapRangeColumns says. Lane l has of row l / 8 each eighth column of the range, from l % 8 on.
-// Each of its numbers has a gap, of 4 bits: how many of the lane's columns it is behind the one
-// before, or, the first one, behind the place in front of the range. Behind a gap of 15 a number
-// may be none, only to bridge a wider one; it is 0. With a gap of 0 there is none, as behind the
-// last one of a lane that has fewer than others. A step, a row of `values`, is 8 numbers of each
-// lane, whatever their bits are; its gaps are a word of each in `masks`, number e in bits 4 e.
-// `panels` has one for each piece. Numbers that are 0 count as none.
+// need no fragments. A strip is 8 rows, and a piece one of `parts` ranges of its columns, as wide
+// as GapRangeColumns says. Column c of the range has place c / 8 and residue c % 8. Lane l has two
+// streams, each of the numbers of row l / 4 whose columns have one residue: 2 (l % 4) or one more.
+// In odd rows the higher of the two is first, so that lanes of two neighbouring rows, when all take
+// a number of the same stream, have all residues among them.
+//
+// Each number has a gap, of 4 bits: how many places it is behind the one before of its stream, or,
+// the first one, behind the place in front of the range. Behind a gap of 15 a number may be none,
+// only to bridge a wider one; it is 0. With a gap of 0 there is none, as behind the last one of a
+// stream that has fewer than others. A step, a row of `values`, is 8 numbers of each lane, whatever
+// their bits are: the streams' in turn, so that number e is of stream e % 2. Its gaps are a word of
+// each lane in `masks`, number e in bits 4 e. `panels` has one for each piece. Numbers that are 0
+// count as none.
 #pragma once
 
 #include "cuda/activation.h"
@@ -43,14 +48,23 @@ constexpr int kPackedDrift = 16;
 constexpr int kPackedRowBytes = 4 * kWarp;  // of words, one for each lane
 
 // Of matrices by gaps.
-constexpr int kGapStripRows = 4;
-constexpr int kGapLanes = kWarp / kGapStripRows;  // of a row
-constexpr int kGapNumbers = 8;                    // of a lane, of a step
+constexpr int kGapStripRows = 8;
+constexpr int kGapLanes = 8;                           // residues of columns: a row's streams
+constexpr int kGapRowLanes = kWarp / kGapStripRows;    // lanes that have a row
+constexpr int kGapStreams = kGapLanes / kGapRowLanes;  // of a lane
+constexpr int kGapNumbers = 8;                         // of a lane, of a step
+constexpr int kGapStreamNumbers = kGapNumbers / kGapStreams;
 constexpr int kGapBits = 4;
 constexpr int kMostGap = 15;
 
 JAXSPARSE_INLINE int64_t GapRangeColumns(int64_t columns, int64_t parts) {
   return CeilDivide(columns, kGapLanes * parts) * kGapLanes;
+}
+
+// The residue of the columns that a stream of a lane has.
+JAXSPARSE_INLINE constexpr int GapResidue(int lane, int stream) {
+  const int row = lane / kGapRowLanes;
+  return lane % kGapRowLanes * kGapStreams + (stream ^ row % kGapStreams);
 }
 
 // What numbers are: kPlain ones of 16 bits what x is; others have 8 bits, of which a row of words

@@ -1,8 +1,8 @@
 // The product by a matrix that is packed by gaps (packed/problem.h), by multiply-adds in float32. A
-// warp has a piece: each lane walks over the numbers that it has of a row, and adds up their
-// products with x, which lies in shared memory so that lanes read banks of their own. Numbers and
-// gaps come from memory to registers, some steps ahead. Eight lanes then add up their sums, and
-// warps of a team those of their ranges.
+// warp has a piece: each lane walks over the two streams of numbers that it has of a row, in turn,
+// and adds up their products with x, which lies in shared memory so that lanes read banks of their
+// own. Numbers and gaps come from memory to registers, some steps ahead. Four lanes then add up
+// their sums, and warps of a team those of their ranges.
 //
 // Floors: 2.5 bytes of memory for each number, or 1.5 for one of 8 bits, padding included; an issue
 // slot for each of some 6 instructions a number with one column, and 21 with eight, and one more of
@@ -40,16 +40,22 @@ class GapSums {
   using Step = GapStep<kConfig.numbers>;
 
   uint32_t power_;
+  uint32_t units_[kGapStreams];  // where units of either stream are in a row of x
 
-  __device__ __forceinline__ void AddStep(const Step& step, uint32_t last, uint32_t& at) {
-    const uint32_t even = step.gaps & 0x0f0f0f0fu, odd = step.gaps >> kGapBits & 0x0f0f0f0fu;
-    static_assert(kConfig.kRowBytes < 256 && 2 * kGapBits == 8);
-    at = at < last ? at : last;
+  // `at`: the units of the streams' last numbers; `last`: those in the last row of x.
+  __device__ __forceinline__ void AddStep(const Step& step, const uint32_t (&last)[kGapStreams],
+                                          uint32_t (&at)[kGapStreams]) {
+    // A byte of either has a gap of its stream.
+    const uint32_t gaps[] = {step.gaps & 0x0f0f0f0fu, step.gaps >> kGapBits & 0x0f0f0f0fu};
+    static_assert(kConfig.kRowBytes < 256 && kGapStreams * kGapBits == 8);
+#pragma unroll
+    for (int s = 0; s < kGapStreams; ++s) at[s] = at[s] < last[s] ? at[s] : last[s];
 #pragma unroll
     for (int e = 0; e < kGapNumbers; ++e) {
-      const uint32_t row = static_cast<uint32_t>(kConfig.kRowBytes) << 8 * (e / 2);
-      at = AddProductsOfBytes(e % 2 == 0 ? even : odd, row, at);
-      const GapUnit<T, kColumns> x(at);
+      const int s = e % kGapStreams;
+      const uint32_t row = static_cast<uint32_t>(kConfig.kRowBytes) << 8 * (e / kGapStreams);
+      at[s] = AddProductsOfBytes(gaps[s], row, at[s]);
+      const GapUnit<T, kColumns> x(at[s]);
       const float number = step.template NumberAt<T>(e, power_);
 #pragma unroll
       for (int i = 0; i < kColumns; ++i) AddProductUnlessZero(number, x.numbers[i], &sums[i]);
@@ -59,13 +65,22 @@ class GapSums {
  public:
   float sums[kColumns] = {};
 
-  __device__ __forceinline__ explicit GapSums(const PackedGapsProblem& p) : power_(p.power) {}
+  __device__ __forceinline__ explicit GapSums(const PackedGapsProblem& p) : power_(p.power) {
+    const auto lane = static_cast<int>(threadIdx.x % kWarp);
+#pragma unroll
+    for (int s = 0; s < kGapStreams; ++s) units_[s] = kConfig.UnitAt(lane, s);
+  }
 
-  // `before`: the row in front of the piece's first one, for the lane; `last`: that of x. `ahead`:
-  // the first steps.
+  // `before`: the row in front of the piece's first one; `last`: that of x. `ahead`: the first
+  // steps.
   __device__ __forceinline__ void AddPiece(GapSteps<kConfig.numbers> steps, Step (&ahead)[kAhead],
-                                           uint32_t before, uint32_t last) {
-    uint32_t at = before;
+                                           uint32_t before, uint32_t last_row) {
+    uint32_t at[kGapStreams], last[kGapStreams];
+#pragma unroll
+    for (int s = 0; s < kGapStreams; ++s) {
+      at[s] = before + units_[s];
+      last[s] = last_row + units_[s];
+    }
 #pragma unroll 1
     for (;; steps.Advance(kAhead)) {
 #pragma unroll
@@ -78,33 +93,46 @@ class GapSums {
   }
 };
 
-// Adds up what the eight lanes of a row have of each column: lane i % kColumns receives column i.
-template <int kColumns>
-__device__ __forceinline__ float SumOfRow(float (&sums)[kColumns]) {
-  float sum = ExchangeSums(sums);
+// Adds up what the four lanes of a row have of each column. Lane i then has kOfLane columns, from
+// the column i kOfLane on, or, of fewer columns than lanes, column i % kColumns.
+template <int kOfLane, int kColumns>
+__device__ __forceinline__ void SumRows(float (&sums)[kColumns], float (&of_lane)[kOfLane]) {
+  constexpr int kLanes = kColumns / kOfLane;
 #pragma unroll
-  for (int distance = kColumns; distance < kGapLanes; distance *= 2) {
-    sum += __shfl_xor_sync(kAllLanes, sum, distance);
+  for (int i = 0; i < kOfLane; ++i) {
+    float one_of_each[kLanes];
+#pragma unroll
+    for (int j = 0; j < kLanes; ++j) one_of_each[j] = sums[j * kOfLane + i];
+    of_lane[i] = ExchangeSums(one_of_each);
+#pragma unroll
+    for (int distance = kLanes; distance < kGapRowLanes; distance *= 2) {
+      of_lane[i] += __shfl_xor_sync(kAllLanes, of_lane[i], distance);
+    }
   }
-  return sum;
 }
 
-// Writes a strip's sums, of a row and a column in each lane.
+// Writes a strip's sums, as SumRows leaves them.
 template <typename T, typename Out, PackedGapsConfig kConfig>
-__device__ __forceinline__ void WriteRow(const PackedProblem& p, int strip, int first_column,
-                                         float sum) {
-  const int lane = threadIdx.x % kWarp;
-  const int64_t place = int64_t{strip} * kGapStripRows + lane / kGapLanes;
-  const int64_t column = first_column + lane % kGapLanes;
-  if (place >= p.m || lane % kGapLanes >= kConfig.columns || column >= p.n) return;
+__device__ __forceinline__ void WriteRows(const PackedProblem& p, int strip, int first_column,
+                                          const float (&sums)[kConfig.SumsOfLane()]) {
+  constexpr int kOfLane = kConfig.SumsOfLane();
+  const int lane = threadIdx.x % kWarp, first = lane % kGapRowLanes * kOfLane;
+  const int64_t place = int64_t{strip} * kGapStripRows + lane / kGapRowLanes;
+  if (place >= p.m || first >= kConfig.columns) return;
   const int64_t row = Within(static_cast<const int32_t*>(p.rows.data)[place], p.m);
+  float scale = 1, bias = 0;
   if constexpr (kConfig.numbers != PackedNumbers::kPlain) {
-    sum *= static_cast<const float*>(p.scales.data)[row];
+    scale = static_cast<const float*>(p.scales.data)[row];
   }
-  if (p.bias.data != nullptr) sum += ToAccumulator(static_cast<const T*>(p.bias.data)[row]);
-  FromAccumulator(Activate(p.activation, sum),
-                  static_cast<Out*>(p.out.data) +
-                      (kConfig.x_on_left ? column * p.m + row : row * p.n + column));
+  if (p.bias.data != nullptr) bias = ToAccumulator(static_cast<const T*>(p.bias.data)[row]);
+#pragma unroll
+  for (int i = 0; i < kOfLane; ++i) {
+    const int64_t column = first_column + first + i;
+    if (column >= p.n) return;
+    FromAccumulator(Activate(p.activation, sums[i] * scale + bias),
+                    static_cast<Out*>(p.out.data) +
+                        (kConfig.x_on_left ? column * p.m + row : row * p.n + column));
+  }
 }
 
 // A block has some teams, each of which makes a strip of the tile of columns at once, then the next
@@ -114,6 +142,7 @@ template <typename T, typename Out, PackedGapsConfig kConfig>
 __global__ void __launch_bounds__(kConfig.MostWarps() * kWarp, 1)
     PackedGaps(const __grid_constant__ PackedGapsProblem p) {
   constexpr int kColumns = kConfig.columns, kTeam = kConfig.team, kAhead = kConfig.Ahead();
+  constexpr int kOfLane = kConfig.SumsOfLane(), kOfWarp = kOfLane * kWarp;  // sums
   constexpr int kTeamBarriers = kAllThreads + 1;
   extern __shared__ __align__(128) unsigned char packed_gaps[];
   const int warp = WarpOfBlock(), lane = threadIdx.x % kWarp;
@@ -124,10 +153,9 @@ __global__ void __launch_bounds__(kConfig.MostWarps() * kWarp, 1)
   for (; block >= p.blocks; block -= p.blocks) first_column += kColumns;
   const int width = p.width, rows = kTeam * width, strips = p.strips, rounds = p.rounds;
   const uint32_t shared = AddressOfShared(packed_gaps), x = shared + kConfig.kXAt;
-  const uint32_t own = lane % (kConfig.kRowBytes / kConfig.UnitBytes()) * kConfig.UnitBytes();
   const uint32_t before = x - kConfig.kRowBytes + range * width / kGapLanes * kConfig.kRowBytes;
   const uint32_t end = x + rows / kGapLanes * kConfig.kRowBytes;  // of x
-  const uint32_t space = end + kConfig.kBehindBytes + warp * kWarp * 4;
+  const uint32_t space = end + kConfig.kBehindBytes + (warp * kOfWarp + lane) * 4;
   const int first_strip = team * p.blocks + block;
   if (first_strip < strips) {
     PrefetchSteps<kConfig.numbers, kAhead>(p, first_strip * static_cast<int>(p.parts) + range);
@@ -156,21 +184,26 @@ __global__ void __launch_bounds__(kConfig.MostWarps() * kWarp, 1)
 #pragma unroll
         for (int i = 0; i < kAhead; ++i) steps.Load(i, &ahead[i]);
       }
-      sums.AddPiece(steps, ahead, before + own, end - kConfig.kRowBytes + own);
+      sums.AddPiece(steps, ahead, before, end - kConfig.kRowBytes);
     }
-    float sum = SumOfRow(sums.sums);
+    float of_lane[kOfLane];
+    SumRows(sums.sums, of_lane);
     if constexpr (kTeam > 1) {
-      StoreShared(space + lane * 4, sum);
+#pragma unroll
+      for (int i = 0; i < kOfLane; ++i) StoreShared(space + i * kWarp * 4, of_lane[i]);
       WaitAt<kTeam * kWarp>(kTeamBarriers + team);
       if (range == 0) {
 #pragma unroll
-        for (int i = 1; i < kTeam; ++i) {
-          sum += SharedAt<const float>(space + (i * kWarp + lane) * 4);
+        for (int other = 1; other < kTeam; ++other) {
+#pragma unroll
+          for (int i = 0; i < kOfLane; ++i) {
+            of_lane[i] += SharedAt<const float>(space + (other * kOfWarp + i * kWarp) * 4);
+          }
         }
       }
       WaitAt<kTeam * kWarp>(kTeamBarriers + team);
     }
-    if (range == 0 && strip < strips) WriteRow<T, Out, kConfig>(p, strip, first_column, sum);
+    if (range == 0 && strip < strips) WriteRows<T, Out, kConfig>(p, strip, first_column, of_lane);
   }
 }
 

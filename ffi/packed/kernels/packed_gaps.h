@@ -14,25 +14,36 @@ struct PackedGapsConfig {
   int team = 1;
   bool x_on_left = false;
 
-  constexpr int MostWarps() const { return columns < 8 ? 20 : 16; }  // that registers have room for
-  // A row of shared memory holds what lanes read of x at one place, so that each reads banks of
-  // its own: units of `columns` numbers of its eight columns, and copies of these.
+  constexpr int MostWarps() const { return columns < 8 ? 10 : 8; }  // that registers have room for
+  // A row of shared memory, all of its banks, holds what lanes read of x at one place: units of
+  // `columns` numbers, one for each residue of columns, and copies of these. A warp reads 128 bytes
+  // at once, so as many lanes as there are units in a row: 32, 16 with four columns, 8 with eight.
+  // They are of rows of the matrix that follow one another, two for each copy. Of two rows one is
+  // even and one is odd, so they read units of other residues; the next two read the next copy.
+  // Thus each lane reads banks of its own.
   static constexpr int kRowBytes = 128;
   constexpr int UnitBytes() const { return columns == 1 ? 4 : 2 * columns; }
   constexpr int Copies() const { return kRowBytes / (kGapLanes * UnitBytes()); }
+  // Where a lane reads for one of its streams.
+  constexpr uint32_t UnitAt(int lane, int stream) const {
+    const int copy = lane / kGapRowLanes / kGapStreams % Copies();
+    return (copy * kGapLanes + GapResidue(lane, stream)) * UnitBytes();
+  }
+  // Sums of a strip that each lane has when they are done.
+  constexpr int SumsOfLane() const { return columns > kGapRowLanes ? columns / kGapRowLanes : 1; }
   // Steps that a lane has asked for while it adds up another one: about as many words for each
   // kind of number.
   constexpr int Ahead() const {
-    return (columns == 1 ? 40 : columns == 2 ? 30 : 20) / GapStepWords(numbers);
+    return (columns == 1 ? 80 : columns == 2 ? 60 : 40) / GapStepWords(numbers);
   }
 
-  // Of shared memory, in bytes: a row of zeros in front of x, which lanes without numbers read;
+  // Of shared memory, in bytes: a row of zeros in front of x, which streams without numbers read;
   // rows behind x, where a damaged matrix may lead in a step; sums of warps.
-  static constexpr int kBehindBytes = kGapNumbers * kMostGap * kRowBytes;
+  static constexpr int kBehindBytes = kGapStreamNumbers * kMostGap * kRowBytes;
   static constexpr int kXAt = kRowBytes;
   constexpr int64_t SharedBytes(int64_t width) const {
     return kXAt + team * width / kGapLanes * kRowBytes + kBehindBytes +
-           (team > 1 ? MostWarps() * kWarp * 4 : 0);
+           (team > 1 ? MostWarps() * SumsOfLane() * kWarp * 4 : 0);
   }
 };
 

@@ -26,7 +26,7 @@ struct PackedUnpackConfig {
 // Of matrices packed by gaps: warps of a block, each of which has a panel of so many columns of its
 // strip in shared memory, and behind each row so many bytes that lanes of others have other banks.
 struct UnpackGapsConfig {
-  static constexpr int kWarps = 4, kPanelColumns = 1024, kLineBytes = 2 * kPanelColumns + 16;
+  static constexpr int kWarps = 4, kPanelColumns = 512, kLineBytes = 2 * kPanelColumns + 16;
   static constexpr int kPanelBytes = kGapStripRows * kLineBytes;
   static constexpr int kSharedBytes = kWarps * kPanelBytes;
 };

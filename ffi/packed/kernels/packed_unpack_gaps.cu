@@ -19,30 +19,31 @@ struct StoredNumber<T, PackedNumbers::kPlain> {
   using Type = T;
 };
 
-// A lane's numbers, one after another.
+// The numbers of one of a lane's streams, one after another.
 template <typename T, PackedNumbers kNumbers>
 class GapNumbers {
   using Stored = typename StoredNumber<T, kNumbers>::Type;
   const Stored* numbers_;
   const uint32_t* gaps_;
-  uint32_t next_, end_;  // numbers
+  uint32_t stream_, next_, end_;  // numbers of the stream
 
  public:
   uint32_t place = ~uint32_t{0};  // of the number, in front of the range at first
   Stored number = {};
 
-  __device__ GapNumbers(const PackedProblem& p, int64_t piece)
+  __device__ GapNumbers(const PackedProblem& p, int64_t piece, uint32_t stream)
       : numbers_(static_cast<const Stored*>(p.values.data)),
-        gaps_(static_cast<const uint32_t*>(p.masks.data)) {
+        gaps_(static_cast<const uint32_t*>(p.masks.data)),
+        stream_(stream) {
     const int32_t* starts = static_cast<const int32_t*>(p.starts.data) + piece;
-    next_ = RowBounds::Clamp(starts[0], p.words) * kGapNumbers;
-    end_ = RowBounds::Clamp(starts[1], p.words) * kGapNumbers;
+    next_ = RowBounds::Clamp(starts[0], p.words) * kGapStreamNumbers;
+    end_ = RowBounds::Clamp(starts[1], p.words) * kGapStreamNumbers;
   }
   // Goes to the next one; false if there is none.
   __device__ __forceinline__ bool Advance() {
     if (next_ >= end_) return false;
-    const int64_t step = int64_t{next_ / kGapNumbers} * kWarp + threadIdx.x % kWarp;
-    const uint32_t e = next_++ % kGapNumbers;
+    const int64_t step = int64_t{next_ / kGapStreamNumbers} * kWarp + threadIdx.x % kWarp;
+    const uint32_t e = next_++ % kGapStreamNumbers * kGapStreams + stream_;
     const uint32_t gap = gaps_[step] >> kGapBits * e & kMostGap;
     place += gap;
     number = numbers_[step * kGapNumbers + e];
@@ -69,10 +70,12 @@ __global__ void __launch_bounds__(UnpackGapsConfig::kWarps* kWarp)
   if (piece >= GapStrips(p) * p.parts) return;
   const int64_t width = GapRangeColumns(p.k, p.parts), first_column = piece % p.parts * width;
   const uint32_t panel = AddressOfShared(unpack_gaps_panels) + warp * Config::kPanelBytes;
-  const uint32_t own = panel + lane / kGapLanes * kLine + lane % kGapLanes * 2;
+  const uint32_t row_of_panel = panel + lane / kGapRowLanes * kLine;
   const bool wide = p.k % kVector == 0 && IsAligned<Words4>(p.out.data);
-  GapNumbers<T, kNumbers> numbers(p, piece);
-  bool more = numbers.Advance();
+  GapNumbers<T, kNumbers> streams[kGapStreams] = {{p, piece, 0}, {p, piece, 1}};
+  bool more[kGapStreams];
+#pragma unroll
+  for (int s = 0; s < kGapStreams; ++s) more[s] = streams[s].Advance();
 #pragma unroll 1
   for (int64_t first = 0; first < width; first += kPanel) {
 #pragma unroll 1
@@ -81,10 +84,15 @@ __global__ void __launch_bounds__(UnpackGapsConfig::kWarps* kWarp)
     }
     __syncwarp();
     const auto place = static_cast<uint32_t>(first / kGapLanes);
+#pragma unroll
+    for (int s = 0; s < kGapStreams; ++s) {
+      const uint32_t own = row_of_panel + GapResidue(lane, s) * 2;
+      GapNumbers<T, kNumbers>& numbers = streams[s];
 #pragma unroll 1
-    while (more && numbers.place - place < kPanel / kGapLanes) {
-      SharedAt<uint16_t>(own + (numbers.place - place) * kGapLanes * 2) = numbers.Bits();
-      more = numbers.Advance();
+      while (more[s] && numbers.place - place < kPanel / kGapLanes) {
+        SharedAt<uint16_t>(own + (numbers.place - place) * kGapLanes * 2) = numbers.Bits();
+        more[s] = numbers.Advance();
+      }
     }
     __syncwarp();
 #pragma unroll 1
