@@ -11,7 +11,7 @@ namespace jaxsparse {
 template <typename T, PackedGapsConfig kConfig>
 class GapXUnits {
   static constexpr int kColumns = kConfig.columns;
-  static constexpr int kAtOnce = kColumns == 1 || kConfig.x_on_left ? 16 / kColumns : 1;
+  static constexpr int kAtOnce = kColumns == 1 || kConfig.x_on_left ? 32 / kColumns : 1;
   static constexpr int kUnit = kConfig.UnitBytes(), kCopies = kConfig.Copies();
   using Unit = Vector<T, kColumns>;
   const T* from_;  // the next row to load
@@ -88,7 +88,7 @@ __device__ __forceinline__ void CopyGapUnits(const PackedProblem& p, int first_r
   const T* from = static_cast<const T*>(p.x.data) + first_column;
   const int end = static_cast<int>(p.k) - first_row;
   to += threadIdx.x % kGapLanes * kUnit;
-#pragma unroll 4
+#pragma unroll 8
   for (auto row = static_cast<int>(threadIdx.x); row < rows; row += blockDim.x) {
     const T* unit = from + (row < end ? (int64_t{first_row} + row) * p.n : 0);
     const int place = row / kGapLanes;
@@ -105,7 +105,7 @@ __device__ __forceinline__ void CopyGapUnits(const PackedProblem& p, int first_r
 // warp transposes matrices of 8 x 8. Some are loaded before there is room for them.
 template <typename T>
 class GapXLines {
-  static constexpr int kVector = 8, kOfWarp = 4 * kVector, kAtOnce = 8;
+  static constexpr int kVector = 8, kOfWarp = 4 * kVector, kAtOnce = 16;
   const T* from_;
   int next_, end_;  // of the lane's line; no numbers if there is none
   Words4 vectors_[kAtOnce];
