@@ -1,6 +1,8 @@
 // Products by matrices that are packed by gaps, on an emulated GPU, and these written out.
 #include "packed/kernels/packed_gaps.cu"
 
+#include <set>
+
 #include "device/packed_operands.h"
 #include "packed/kernels/packed_unpack_gaps.cu"
 
@@ -71,12 +73,34 @@ void TestConversions() {
   }
 }
 
+// Lanes that read x at once, 128 bytes, read each unit of a row once, at whatever places.
+template <int kColumns>
+void TestBanks() {
+  constexpr PackedGapsConfig kGaps{.columns = kColumns};
+  constexpr int kUnits = kGaps.kRowBytes / kGaps.UnitBytes();
+  for (int stream = 0; stream < kGapStreams; ++stream) {
+    for (int first = 0; first < kWarp; first += kUnits) {
+      std::set<uint32_t> units;
+      for (int lane = first; lane < first + kUnits; ++lane) {
+        units.insert(kGaps.UnitAt(lane, stream) / kGaps.UnitBytes());
+      }
+      if (units.size() != kUnits || *units.rbegin() != kUnits - 1) {
+        Fail("banks", stream, first, static_cast<double>(units.size()), kUnits);
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace jaxsparse
 
 int main() {
   using namespace jaxsparse;
   rubbish = 0x47;
+  TestBanks<1>();
+  TestBanks<2>();
+  TestBanks<4>();
+  TestBanks<8>();
   TestGaps<bfloat16, bfloat16, {.columns = 1}, 4, 3>();
   TestGaps<bfloat16, float, {.columns = 8, .team = 2}, 2, 5>();
   TestGaps<float16, float16, {.columns = 4, .x_on_left = true}, 5, 2>();
