@@ -155,7 +155,7 @@ class Packed:
             raise ValueError(
                 f"CSR.pack: parts must be None or {least} to {most} for {k} columns, got {parts!r}"
             )
-        parts = parts_for(m, k, cell) if parts is None else parts
+        parts = parts_for(m, k, cell, columns) if parts is None else parts
         try:
             if cell == 0:
                 pattern[-1] = _ffi.order_for_gaps(*pattern, columns=k, parts=parts)

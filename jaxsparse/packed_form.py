@@ -17,14 +17,15 @@ DTYPES = (*SIXTEEN_BITS, *LARGEST)
 """What numbers may be."""
 
 MOST_PARTS = 8
-MOST_COLUMNS_OF_GAPS = 8
-"""Of x, for which lanes that walk by gaps can be faster than tensor cores."""
+MOST_COLUMNS_OF_GAPS = 16
+"""Of x, for which gaps can be faster than cells."""
 
 _MULTIPROCESSORS = 132  # of an H200, whose times are predicted
 _BYTES = 4.2e6  # that come from its memory in a microsecond
 _BYTES_OF_GAPS = {2: 4.7e6, 1: 3.9e6}  # of numbers of so many bytes: piece by piece, in order
 _CLOCKS = 1755  # in a microsecond
 _COLUMNS_OF_PART = 8192  # at most, of a matrix with gaps: multiprocessors keep x of them
+_OF_PART_BY_SIXTEEN = 6144  # the same where x has more than 8 columns
 
 
 def cell_for(row_offsets: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) -> int:
@@ -68,9 +69,9 @@ def range_of_parts(k: int, cell: int) -> tuple[int, int]:
     return least, max(least, most)
 
 
-def parts_for(m: int, k: int, cell: int) -> int:
-    """The number of parts with which a product is predicted to take least on an H200."""
-    return _parts_of_gaps(m, k) if cell == 0 else _parts_of_streams(m, k)
+def parts_for(m: int, k: int, cell: int, n: int | None = None) -> int:
+    """The number of parts with which a product by n columns is predicted to take least."""
+    return _parts_of_gaps(m, k, n or 1) if cell == 0 else _parts_of_streams(m, k)
 
 
 # ---- Cells of 1 and 2: streams, multiplied by tensor cores ----
@@ -111,12 +112,14 @@ def _by_instructions(m: int, k: int, parts: int, of_panel: float = 1) -> float:
     return rounds * (6.5 + panels * panel) + 0.5 * blocks
 
 
-# ---- Cell 0: gaps, multiplied by lanes ----
+# ---- Cell 0: gaps, multiplied by lanes, or by tensor cores ----
 
 
-def _parts_of_gaps(m: int, k: int) -> int:
+def _parts_of_gaps(m: int, k: int, n: int) -> int:
     """As many as give each multiprocessor 3 pieces, unless they are short."""
     parts, most = range_of_parts(k, 0)
+    if n > 8:
+        parts = max(parts, math.ceil(k / _OF_PART_BY_SIXTEEN))
     pieces = parts * math.ceil(m / packed_gaps.STRIP_ROWS)
     while 2 * parts <= most and pieces < 3 * _MULTIPROCESSORS and k >= 1024 * parts:
         parts, pieces = 2 * parts, 2 * pieces
@@ -124,30 +127,37 @@ def _parts_of_gaps(m: int, k: int) -> int:
 
 
 def microseconds_of_gaps(lengths: np.ndarray, k: int, n: int, dtype: Any) -> float:
-    """What a product with n columns takes: that of bytes, or of instructions.
+    """What a product with n columns takes: the longest of what passes at the same time.
 
     Args:
         lengths: entries of each row, longest first, which is nearly the order of strips.
         k: columns of the matrix.
-        n: columns of x, at most 8.
+        n: columns of x, at most 16.
         dtype: of the numbers. Each has half a byte more, for its gap.
     """
-    entries, dtype = entries_of_gaps(lengths, k), jnp.dtype(dtype)
-    of_entry = next(count for most, count in _INSTRUCTIONS if n <= most)
-    of_entry += _INSTRUCTIONS_OF_8_BITS.get(dtype, 0)
-    clocks = entries / LANES * of_entry / (4 * _MULTIPROCESSORS)  # each takes one of four warps
+    entries, dtype = (
+        entries_of_gaps(lengths, k, _parts_of_gaps(len(lengths), k, n)),
+        jnp.dtype(dtype),
+    )
     of_memory = entries * (float(dtype.itemsize) + 0.5) / _BYTES_OF_GAPS[dtype.itemsize]
-    return 4 + max(of_memory, clocks / _CLOCKS)
+    if n == 1:
+        of_entry = _INSTRUCTIONS + _INSTRUCTIONS_OF_8_BITS.get(dtype, 0)
+        clocks = entries / LANES * of_entry / (4 * _MULTIPROCESSORS)  # each takes one of four warps
+        return 4 + max(of_memory, clocks / _CLOCKS)
+    planes = math.ceil(n / 8)
+    clocks = max(entries * _SHARED_BYTES * planes / 128, entries / 64 * _CLOCKS_OF_PRODUCT)
+    return 4.5 + max(of_memory, 1.1 * clocks / _MULTIPROCESSORS / _CLOCKS)
 
 
-# Of a warp for an entry of each of its lanes: up to so many columns of x, and how many, as an H200
-# was measured. Of 2 and 4 columns some of it is to bring x to shared memory.
-_INSTRUCTIONS = ((1, 6.2), (2, 18), (4, 18.5), (8, 23.5))
+# Of a warp for an entry of each of its lanes, as an H200 was measured.
+_INSTRUCTIONS = 6.2
+# Of shared memory for an entry and 8 columns of x; of one of four tensor cores for 16 entries.
+_SHARED_BYTES, _CLOCKS_OF_PRODUCT = 17, 7
 # More of them to convert a number, counted in machine code.
 _INSTRUCTIONS_OF_8_BITS = {jnp.dtype(jnp.int8): 1.1, jnp.dtype(jnp.float8_e4m3fn): 0.7}
 
 
-def entries_of_gaps(lengths: np.ndarray, k: int) -> float:
+def entries_of_gaps(lengths: np.ndarray, k: int, parts: int) -> float:
     """About how many entries a pattern takes, those that shorten gaps and padding included.
 
     Were the columns of each row random, advances of a stream, with each number up to 15 places,
@@ -155,7 +165,7 @@ def entries_of_gaps(lengths: np.ndarray, k: int) -> float:
     row's 8 streams is 1.4 standard deviations longer than the mean. Of one part the rows of a strip
     have equally long ones, of more it is nearly the longest of 64. Rounding adds half a step.
     """
-    parts, per_row = _parts_of_gaps(len(lengths), k), packed_gaps.STREAMS_OF_ROW
+    per_row = packed_gaps.STREAMS_OF_ROW
     rows = np.zeros(-(-len(lengths) // packed_gaps.STRIP_ROWS) * packed_gaps.STRIP_ROWS)
     rows[: len(lengths)] = lengths
     longest = rows.reshape(-1, packed_gaps.STRIP_ROWS).max(1, initial=0)  # of each strip

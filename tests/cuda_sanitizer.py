@@ -252,7 +252,7 @@ def packed_products(rng, dtype):
         x = jnp.asarray(rng.standard_normal((2300, 72)), dtype)
         results.append(packed.todense())
         for variant in backend.TARGETS["packed_product"]["variants"]["cuda"]:
-            if (variant == "packed_gaps") != (cell == 0):
+            if variant.startswith("packed_gaps") != (cell == 0):
                 continue
             product = functools.partial(spmm, packed, variant=variant)
             columns = (1, 2, 5, 8, 24) if cell == 0 else (5, 24, 72)

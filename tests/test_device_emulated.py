@@ -21,6 +21,7 @@ PROGRAMS = {
     "spmm": "-O1",
     "packed": "-O1",
     "packed_gaps": "-O1",
+    "packed_gaps_mma": "-O1",
     "packed_wgmma": "-O1",
     "attention_tiles": "-O1",
     "attention_decode": "-O1",

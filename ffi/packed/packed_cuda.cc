@@ -8,7 +8,7 @@ namespace jaxsparse {
 namespace {
 
 // Copies of constants, which are initialised before any code runs.
-const PackedVariant kProducts[] = {kPackedMma, kPackedWgmma, kPackedGaps};
+const PackedVariant kProducts[] = {kPackedMma, kPackedWgmma, kPackedGaps, kPackedGapsMma};
 const PackedVariant kUnpackings[] = {kPackedUnpack, kPackedUnpackGaps};
 
 }  // namespace

@@ -11,6 +11,8 @@ using PackedVariant = CudaVariant<PackedProblem>;
 
 // kernels/packed_gaps.cc
 extern const PackedVariant kPackedGaps;
+// kernels/packed_gaps_mma.cc
+extern const PackedVariant kPackedGapsMma;
 // kernels/packed_mma.cc
 extern const PackedVariant kPackedMma;
 // kernels/packed_wgmma.cc

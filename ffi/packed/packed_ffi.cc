@@ -162,7 +162,7 @@ OperationEntry PackedProductEntry() {
         }
       }
     }
-    for (const int64_t n : {1, 2, 4, 8}) {
+    for (const int64_t n : {1, 2, 4, 8, 16}) {
       for (const bool x_on_left : {false, true}) {
         for (const int64_t parts : {1, 2}) {
           PackedProblem problem;

@@ -37,22 +37,15 @@ KernelSource Source(const PackedProblem& p) {
                              Field("team", config.team), Field("x_on_left", config.x_on_left)})})};
 }
 
-// As many teams as make all strips in the fewest rounds, each of all multiprocessors.
 LaunchShape Shape(const PackedProblem& p) {
-  constexpr int kLeastWarps = 4;  // that bring x
   const PackedGapsConfig config = ConfigOf(p);
-  const int64_t strips = GapStrips(p), most = config.MostWarps() / config.team;
-  const int64_t multiprocessors = std::max(p.gpu.multiprocessors, 1);
-  const int64_t of_block = std::max<int64_t>(CeilDivide(strips, multiprocessors), 1);
-  const int64_t least = CeilDivide(kLeastWarps, config.team);
-  const int64_t teams = std::max(CeilDivide(of_block, CeilDivide(of_block, most)), least);
-  const int64_t blocks = std::min(CeilDivide(strips, teams), multiprocessors);
-  return {blocks * CeilDivide(p.n, config.columns), static_cast<int>(teams * config.team) * kWarp,
-          static_cast<int>(config.SharedBytes(Width(p)))};
+  return GapsShape(p, {config.columns, config.team, config.MostWarps()},
+                   config.SharedBytes(Width(p)));
 }
 
 std::string Launch(const PackedProblem& p, const CudaLaunch& launch) {
-  PackedGapsProblem gaps(p, ConfigOf(p), Shape(p).blocks);
+  const PackedGapsConfig config = ConfigOf(p);
+  PackedGapsProblem gaps(p, config.columns, config.team, Shape(p).blocks);
   return launch.With(&gaps);
 }
 

@@ -81,28 +81,7 @@ class GapSums {
       at[s] = before + units_[s];
       last[s] = last_row + units_[s];
     }
-    // ptxas gives all loads of steps one scoreboard: a wait for one of them is a wait for all. So
-    // half of the steps are asked for at once, behind the first step of the other half, and have
-    // the time that its other steps take.
-    constexpr int kHalf = kAhead / 2;
-    bool has_second_half = true;
-#pragma unroll 1
-    for (;; steps.Advance(kAhead)) {
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        if (!steps.Exists(i)) return;
-        AddStep(ahead[i], last, at);
-        if (i == 0 && !has_second_half) {
-#pragma unroll
-          for (int j = kHalf; j < kAhead; ++j) steps.Load(j, &ahead[j]);
-        }
-        if (i == kHalf) {
-#pragma unroll
-          for (int j = 0; j < kHalf; ++j) steps.Load(j + kAhead, &ahead[j]);
-        }
-      }
-      has_second_half = false;
-    }
+    ForEachStep(steps, ahead, [&](const Step& step) { AddStep(step, last, at); });
   }
 };
 

@@ -59,12 +59,13 @@ struct PackedGapsProblem : PackedProblem {
 
   static constexpr int64_t kMeanSteps = 1 << 12;
 
-  PackedGapsProblem(const PackedProblem& p, const PackedGapsConfig& config, int64_t all_blocks)
+  // For tiles of so many columns, by teams of so many warps.
+  PackedGapsProblem(const PackedProblem& p, int columns, int team, int64_t all_blocks)
       : PackedProblem(p),
         strips(static_cast<int>(GapStrips(p))),
         width(static_cast<int>(GapRangeColumns(p.k, p.parts))),
-        rounds(static_cast<int>(p.parts) / config.team) {
-    const int64_t tiles = CeilDivide(p.n, config.columns);
+        rounds(static_cast<int>(p.parts) / team) {
+    const int64_t tiles = CeilDivide(p.n, columns);
     if (strips == 0 || tiles == 0) return;
     blocks = static_cast<int>(all_blocks / tiles);
     steps = static_cast<uint32_t>(p.words * kMeanSteps / (int64_t{strips} * p.parts));

@@ -15,6 +15,17 @@ struct GapStep {
   uint32_t numbers[kWords];
   uint32_t gaps;
 
+  // The numbers of a round, one of each stream, as a pair of T over PairOfBytes' factor.
+  template <typename T>
+  __device__ __forceinline__ uint32_t PairAt(int round) const {
+    if constexpr (kNumbers == PackedNumbers::kPlain) {
+      return numbers[round];
+    } else {
+      const uint32_t places = round % 2 == 0 ? 0x4140u : 0x4342u;
+      return PairOfBytes<T, kNumbers>::Make(PickBytes(numbers[round / 2], places));
+    }
+  }
+
   // Number e in float32, where those of 16 bits are of type T. `power` has the bits of 2^23.
   template <typename T, bool kConverts = kConvertsE4M3>
   __device__ __forceinline__ float NumberAt(int e, uint32_t power) const {
@@ -68,6 +79,33 @@ class GapSteps {
     left_ -= steps;
   }
 };
+
+// Calls add(step) for all steps in turn; `ahead` has the first ones. ptxas gives all loads of steps
+// one scoreboard: a wait for one of them is a wait for all. So half of the steps are asked for at
+// once, behind the first step of the other half, and have the time that its other steps take.
+template <PackedNumbers kNumbers, int kAhead, typename Add>
+__device__ __forceinline__ void ForEachStep(GapSteps<kNumbers> steps,
+                                            GapStep<kNumbers> (&ahead)[kAhead], const Add& add) {
+  constexpr int kHalf = kAhead / 2;
+  bool has_second_half = true;
+#pragma unroll 1
+  for (;; steps.Advance(kAhead)) {
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      if (!steps.Exists(i)) return;
+      add(ahead[i]);
+      if (i == 0 && !has_second_half) {
+#pragma unroll
+        for (int j = kHalf; j < kAhead; ++j) steps.Load(j, &ahead[j]);
+      }
+      if (i == kHalf) {
+#pragma unroll
+        for (int j = 0; j < kHalf; ++j) steps.Load(j + kAhead, &ahead[j]);
+      }
+    }
+    has_second_half = false;
+  }
+}
 
 // Has the L2 cache fetch steps while it is not known yet where a piece begins: from where it would
 // begin if all pieces had as many. Most of these steps are other pieces', which are read soon.

@@ -1,6 +1,8 @@
 // How products by packed matrices are launched, whatever kernel makes them.
 #pragma once
 
+#include <algorithm>
+
 #include "nvrtc/expression.h"
 #include "packed/kernels/packed_parts.h"
 #include "packed/packed_cuda.h"
@@ -17,6 +19,26 @@ inline bool FitsPacked(const PackedProblem& p) {
 // Of numbers and gaps, of a matrix by gaps.
 inline double GapBytes(const PackedProblem& p) {
   return static_cast<double>(p.words * GapStepWords(p.numbers) * kPackedRowBytes);
+}
+
+// How blocks share a matrix by gaps: tiles of so many columns, teams of so many warps, and how many
+// warps a block has at most.
+struct GapsShares {
+  int columns, team, most_warps;
+};
+
+// As many teams as make all strips in the fewest rounds, each of all multiprocessors.
+inline LaunchShape GapsShape(const PackedProblem& p, const GapsShares& shares,
+                             int64_t shared_bytes) {
+  constexpr int kLeastWarps = 4;  // that bring x
+  const int64_t strips = GapStrips(p), most = shares.most_warps / shares.team;
+  const int64_t multiprocessors = std::max(p.gpu.multiprocessors, 1);
+  const int64_t of_block = std::max<int64_t>(CeilDivide(strips, multiprocessors), 1);
+  const int64_t least = CeilDivide(kLeastWarps, shares.team);
+  const int64_t teams = std::max(CeilDivide(of_block, CeilDivide(of_block, most)), least);
+  const int64_t blocks = std::min(CeilDivide(strips, teams), multiprocessors);
+  return {blocks * CeilDivide(p.n, shares.columns), static_cast<int>(teams * shares.team) * kWarp,
+          static_cast<int>(shared_bytes)};
 }
 
 // What numbers are, as configurations say it.

@@ -31,7 +31,7 @@ struct Gaps {
     std::memset(packed_gaps, rubbish, sizeof(packed_gaps));
     if (kGaps.team > 1 && p.parts > kGaps.team) return RunInTurns(p, backwards);
     const auto blocks = kBlocks * static_cast<int>(CeilDivide(p.n, kGaps.columns));
-    const PackedGapsProblem problem(p, kGaps, blocks);
+    const PackedGapsProblem problem(p, kGaps.columns, kGaps.team, blocks);
     emulated::Launch(
         blocks, kTeams * kGaps.team * kWarp, [&] { PackedGaps<T, Out, kGaps>(problem); },
         backwards);
@@ -42,7 +42,7 @@ struct Gaps {
     constexpr PackedGapsConfig kInTurns{
         .numbers = kGaps.numbers, .columns = kGaps.columns, .x_on_left = kGaps.x_on_left};
     const auto blocks = kBlocks * static_cast<int>(CeilDivide(p.n, kGaps.columns));
-    const PackedGapsProblem problem(p, kInTurns, blocks);
+    const PackedGapsProblem problem(p, kInTurns.columns, kInTurns.team, blocks);
     emulated::Launch(
         blocks, kTeams * kWarp, [&] { PackedGaps<T, Out, kInTurns>(problem); }, backwards);
   }
