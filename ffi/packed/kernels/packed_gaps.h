@@ -50,8 +50,8 @@ struct PackedGapsConfig {
 // With what takes divisions: the host does them once, as each block would wait for them.
 struct PackedGapsProblem : PackedProblem {
   int strips = 0, width = 0;
-  int rounds = 0;      // of parts that a team has
-  int blocks = 1;      // that share the strips of a tile of columns
+  int rounds = 0;      // of parts that are made at once
+  int blocks = 1;      // or clusters, that share the strips of a tile of columns
   uint32_t steps = 0;  // of a piece in the mean, times kMeanSteps
   // The bits of 2^23 in float32, for conversions of int8. As a parameter of the kernel it stays in
   // a register: PRMT takes one constant, which is its selector.
@@ -59,15 +59,15 @@ struct PackedGapsProblem : PackedProblem {
 
   static constexpr int64_t kMeanSteps = 1 << 12;
 
-  // For tiles of so many columns, by teams of so many warps.
-  PackedGapsProblem(const PackedProblem& p, int columns, int team, int64_t all_blocks)
+  // For tiles of so many columns, of which so many parts are made at once.
+  PackedGapsProblem(const PackedProblem& p, int columns, int at_once, int64_t groups)
       : PackedProblem(p),
         strips(static_cast<int>(GapStrips(p))),
         width(static_cast<int>(GapRangeColumns(p.k, p.parts))),
-        rounds(static_cast<int>(p.parts) / team) {
+        rounds(static_cast<int>(p.parts) / at_once) {
     const int64_t tiles = CeilDivide(p.n, columns);
     if (strips == 0 || tiles == 0) return;
-    blocks = static_cast<int>(all_blocks / tiles);
+    blocks = static_cast<int>(groups / tiles);
     steps = static_cast<uint32_t>(p.words * kMeanSteps / (int64_t{strips} * p.parts));
   }
 };

@@ -12,40 +12,47 @@ namespace {
 
 int64_t Width(const PackedProblem& p) { return GapRangeColumns(p.k, p.parts); }
 
-// A team for all parts of a strip where shared memory has room for what they read of x; else a warp
-// takes one after another. Columns are multiplied by sixteens where there are more than eight.
+// A team for all parts of a strip where shared memory has room for what they read of x; else the
+// blocks of a cluster have a part each, or a warp takes one after another. Columns are multiplied
+// by sixteens where there are more than eight.
 PackedGapsMmaConfig ConfigOf(const PackedProblem& p) {
   PackedGapsMmaConfig config;
+  const auto fits = [&] { return config.SharedBytes(Width(p)) <= p.gpu.shared_bytes; };
+  const auto parts = static_cast<int>(std::min<int64_t>(p.parts, config.kMostWarps + 1));
   config.numbers = p.numbers;
-  config.columns = p.n > 8 ? 16 : 8;
   config.x_on_left = p.x_on_left;
-  if (p.parts <= config.kMostWarps) config.team = static_cast<int>(p.parts);
-  if (config.SharedBytes(Width(p)) > p.gpu.shared_bytes) config.team = 1;
-  if (config.SharedBytes(Width(p)) > p.gpu.shared_bytes) config.columns = 8;
-  return config;
+  for (config.columns = p.n > 8 ? 16 : 8;; config.columns = 8) {
+    config.team = parts, config.cluster = 1;
+    if (parts <= config.kMostWarps && fits()) return config;
+    config.team = 1, config.cluster = parts;
+    if (parts <= config.kMostCluster && p.gpu.compute_capability >= 90 && fits()) return config;
+    config.cluster = 1;
+    if (fits() || config.columns == 8) return config;
+  }
 }
 
 KernelSource Source(const PackedProblem& p) {
   const PackedGapsMmaConfig config = ConfigOf(p);
-  return {
-      "packed/kernels/packed_gaps_mma.cu",
-      KernelExpression(
-          "PackedGapsMma",
-          {TypeName(p.dtype), TypeName(p.out_dtype),
-           ConfigExpression("PackedGapsMmaConfig",
-                            {NumbersField(config.numbers), Field("columns", config.columns),
-                             Field("team", config.team), Field("x_on_left", config.x_on_left)})})};
+  return {"packed/kernels/packed_gaps_mma.cu",
+          KernelExpression(
+              "PackedGapsMma",
+              {TypeName(p.dtype), TypeName(p.out_dtype),
+               ConfigExpression("PackedGapsMmaConfig",
+                                {NumbersField(config.numbers), Field("columns", config.columns),
+                                 Field("team", config.team), Field("cluster", config.cluster),
+                                 Field("x_on_left", config.x_on_left)})})};
 }
 
 LaunchShape Shape(const PackedProblem& p) {
   const PackedGapsMmaConfig config = ConfigOf(p);
-  return GapsShape(p, {config.columns, config.team, config.kMostWarps},
+  return GapsShape(p, {config.columns, config.team, config.kMostWarps, config.cluster},
                    config.SharedBytes(Width(p)));
 }
 
 std::string Launch(const PackedProblem& p, const CudaLaunch& launch) {
   const PackedGapsMmaConfig config = ConfigOf(p);
-  PackedGapsProblem gaps(p, config.columns, config.team, Shape(p).blocks);
+  PackedGapsProblem gaps(p, config.columns, config.team * config.cluster,
+                         Shape(p).blocks / config.cluster);
   return launch.With(&gaps);
 }
 

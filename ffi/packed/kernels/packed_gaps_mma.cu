@@ -228,19 +228,36 @@ __device__ __forceinline__ void WriteStrip(const PackedProblem& p, int strip, in
   }
 }
 
+// Sums of the parts of a strip: each warp leaves its own.
+template <PackedGapsMmaConfig kConfig>
+__device__ __forceinline__ void LeaveSums(uint32_t space, const float (&sums)[kConfig.Sums()]) {
+  uint32_t words[4] = {};
+#pragma unroll
+  for (int s = 0; s < kConfig.Sums(); ++s) words[s] = __float_as_uint(sums[s]);
+  StoreShared(space + threadIdx.x % kWarp * 16, {words[0], words[1], words[2], words[3]});
+}
+template <PackedGapsMmaConfig kConfig>
+__device__ __forceinline__ void AddSums(const uint32_t (&words)[4], float (&sums)[kConfig.Sums()]) {
+#pragma unroll
+  for (int s = 0; s < kConfig.Sums(); ++s) sums[s] += __uint_as_float(words[s]);
+}
+
 // A block has some teams, each of which makes a strip of the tile of columns at once, then the next
 // one. Strips are dealt out to blocks one by one, as the first ones have the most numbers. If there
-// are more parts than warps of a team, x comes anew for each of them.
+// are more parts than warps of a team, the blocks of a cluster have one each, or x comes anew for
+// each of them.
 template <typename T, typename Out, PackedGapsMmaConfig kConfig>
 __global__ void __launch_bounds__(kConfig.kMostWarps* kWarp, 1)
     PackedGapsMma(const __grid_constant__ PackedGapsProblem p) {
-  constexpr int kTeam = kConfig.team, kAhead = kConfig.Ahead(), kSums = kConfig.Sums();
-  constexpr int kRowBytes = kConfig.kRowBytes, kTeamBarriers = kAllThreads + 1;
+  constexpr int kTeam = kConfig.team, kCluster = kConfig.cluster, kSums = kConfig.Sums();
+  constexpr int kAhead = kConfig.Ahead(), kRowBytes = kConfig.kRowBytes;
+  constexpr int kTeamBarriers = kAllThreads + 1;
   extern __shared__ __align__(128) unsigned char packed_gaps_mma[];
   const int warp = WarpOfBlock(), lane = threadIdx.x % kWarp;
   const int team = warp / kTeam, range = warp % kTeam;
   const int teams = static_cast<int>(blockDim.x) / (kTeam * kWarp);
-  auto block = static_cast<int>(blockIdx.x);
+  auto block = static_cast<int>(blockIdx.x) / kCluster;
+  const int rank = static_cast<int>(blockIdx.x) % kCluster;
   int first_column = 0;
   for (; block >= p.blocks; block -= p.blocks) first_column += kConfig.columns;
   const int width = p.width, rows = kTeam * width, strips = p.strips, rounds = p.rounds;
@@ -248,10 +265,12 @@ __global__ void __launch_bounds__(kConfig.kMostWarps* kWarp, 1)
   const uint32_t shared = AddressOfShared(packed_gaps_mma), x = shared + kRowBytes;
   const uint32_t range_bytes = range * width / kGapLanes * kRowBytes;
   const uint32_t all_bytes = rows / kGapLanes * kRowBytes;
-  const uint32_t space = shared + kConfig.Planes() * plane_bytes + warp * kConfig.SumsBytes();
-  const int first_strip = team * p.blocks + block;
-  if (first_strip < strips) {
-    PrefetchSteps<kConfig.numbers, kAhead>(p, first_strip * static_cast<int>(p.parts) + range);
+  uint32_t space =
+      shared + kConfig.Planes() * plane_bytes + warp * kConfig.SumsOfWarp() * kConfig.kSumsBytes;
+  uint32_t other_space = space + kConfig.kSumsBytes;
+  const int first_part = rank * kTeam + range;
+  if (const int strip = team * p.blocks + block; strip < strips) {
+    PrefetchSteps<kConfig.numbers, kAhead>(p, strip * static_cast<int>(p.parts) + first_part);
   }
   if (warp < kConfig.Planes()) StoreShared(shared + warp * plane_bytes + lane * 4, 0.0f);
 
@@ -263,7 +282,7 @@ __global__ void __launch_bounds__(kConfig.kMostWarps* kWarp, 1)
     float sums[kSums] = {};
 #pragma unroll 1
     for (int round = 0; round < rounds; ++round) {
-      const int64_t piece = int64_t{strip} * p.parts + round * kTeam + range;
+      const int64_t piece = int64_t{strip} * p.parts + round * (kCluster * kTeam) + first_part;
       GapStep<kConfig.numbers> ahead[kAhead];
       const GapSteps<kConfig.numbers> steps(p, piece, strip < strips);
       const bool brings_x = rounds > 1 || is_first;
@@ -273,8 +292,8 @@ __global__ void __launch_bounds__(kConfig.kMostWarps* kWarp, 1)
       if (brings_x) {
 #pragma unroll
         for (int plane = 0; plane < kConfig.Planes(); ++plane) {
-          BringPlane<T, kConfig>(p, round * rows, first_column + 8 * plane, x + plane * plane_bytes,
-                                 rows);
+          BringPlane<T, kConfig>(p, (round * kCluster + rank) * rows, first_column + 8 * plane,
+                                 x + plane * plane_bytes, rows);
         }
         __syncthreads();
         is_first = false;
@@ -291,23 +310,38 @@ __global__ void __launch_bounds__(kConfig.kMostWarps* kWarp, 1)
       for (int s = 0; s < kSums; ++s) sums[s] += products.sums[s];
     }
     if constexpr (kTeam > 1) {
-#pragma unroll
-      for (int s = 0; s < kSums; ++s) StoreShared(space + (s * kWarp + lane) * 4, sums[s]);
+      LeaveSums<kConfig>(space, sums);
       WaitAt<kTeam * kWarp>(kTeamBarriers + team);
       if (range == 0) {
 #pragma unroll
         for (int i = 1; i < kTeam; ++i) {
-#pragma unroll
-          for (int s = 0; s < kSums; ++s) {
-            sums[s] +=
-                SharedAt<const float>(space + i * kConfig.SumsBytes() + (s * kWarp + lane) * 4);
-          }
+          uint32_t words[4];
+          LoadShared(space + i * kConfig.kSumsBytes + lane * 16, words);
+          AddSums<kConfig>(words, sums);
         }
       }
       WaitAt<kTeam * kWarp>(kTeamBarriers + team);
     }
-    if (range == 0 && strip < strips) WriteStrip<T, Out, kConfig>(p, strip, first_column, sums);
+    if constexpr (kCluster > 1) {
+      if (rank > 0) LeaveSums<kConfig>(space, sums);
+      ClusterBarrier();
+      if (rank == 0) {
+#pragma unroll
+        for (int i = 1; i < kCluster; ++i) {
+          uint32_t words[4];
+          LoadOfRank(AddressOfRank(space + lane * 16, i), words);
+          AddSums<kConfig>(words, sums);
+        }
+      }
+      const uint32_t left = space;  // has been read behind the next barrier
+      space = other_space;
+      other_space = left;
+    }
+    if (range == 0 && rank == 0 && strip < strips) {
+      WriteStrip<T, Out, kConfig>(p, strip, first_column, sums);
+    }
   }
+  if constexpr (kCluster > 1) ClusterBarrier();  // all sums have been read
 }
 
 }  // namespace jaxsparse

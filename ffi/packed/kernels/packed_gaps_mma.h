@@ -9,11 +9,13 @@ namespace jaxsparse {
 struct PackedGapsMmaConfig {
   PackedNumbers numbers = PackedNumbers::kPlain;
   int columns = 8;  // of x, of a tile: 8 or 16
-  // Parts of the columns of the matrix that are multiplied at once: a team has a warp for each.
+  // Parts of the columns of the matrix that are multiplied at once: a team has a warp for each, or
+  // a cluster a block.
   int team = 1;
+  int cluster = 1;  // blocks
   bool x_on_left = false;
 
-  static constexpr int kMostWarps = 8;
+  static constexpr int kMostWarps = 8, kMostCluster = 8;
   static constexpr int kRounds = kGapStreamNumbers;  // of a step: a number of each stream
   // Of a round. One takes half of the numbers of a quarter of the lanes.
   static constexpr int kProducts = 4;
@@ -36,9 +38,11 @@ struct PackedGapsMmaConfig {
   constexpr int64_t PlaneBytes(int64_t width) const {
     return kRowBytes + team * width / kGapLanes * kRowBytes + kBehindBytes;
   }
-  constexpr int SumsBytes() const { return Sums() * kWarp * 4; }
+  static constexpr int kSumsBytes = kWarp * 16;
+  // Those of a cluster's block are read while it leaves the next ones.
+  constexpr int SumsOfWarp() const { return cluster > 1 ? 2 : team > 1 ? 1 : 0; }
   constexpr int64_t SharedBytes(int64_t width) const {
-    return Planes() * PlaneBytes(width) + (team > 1 ? kMostWarps * SumsBytes() : 0);
+    return Planes() * PlaneBytes(width) + kMostWarps * SumsOfWarp() * kSumsBytes;
   }
 };
 

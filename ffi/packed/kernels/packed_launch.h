@@ -21,24 +21,25 @@ inline double GapBytes(const PackedProblem& p) {
   return static_cast<double>(p.words * GapStepWords(p.numbers) * kPackedRowBytes);
 }
 
-// How blocks share a matrix by gaps: tiles of so many columns, teams of so many warps, and how many
-// warps a block has at most.
+// How blocks share a matrix by gaps: tiles of so many columns, teams of so many warps, how many
+// warps a block has at most, and clusters of so many blocks.
 struct GapsShares {
-  int columns, team, most_warps;
+  int columns, team, most_warps, cluster = 1;
 };
 
-// As many teams as make all strips in the fewest rounds, each of all multiprocessors.
+// As many teams as make all strips in the fewest rounds, each of all multiprocessors. Those of a
+// cluster's blocks make the same strips.
 inline LaunchShape GapsShape(const PackedProblem& p, const GapsShares& shares,
                              int64_t shared_bytes) {
   constexpr int kLeastWarps = 4;  // that bring x
   const int64_t strips = GapStrips(p), most = shares.most_warps / shares.team;
-  const int64_t multiprocessors = std::max(p.gpu.multiprocessors, 1);
-  const int64_t of_block = std::max<int64_t>(CeilDivide(strips, multiprocessors), 1);
+  const int64_t groups = std::max(p.gpu.multiprocessors / shares.cluster, 1);
+  const int64_t of_group = std::max<int64_t>(CeilDivide(strips, groups), 1);
   const int64_t least = CeilDivide(kLeastWarps, shares.team);
-  const int64_t teams = std::max(CeilDivide(of_block, CeilDivide(of_block, most)), least);
-  const int64_t blocks = std::min(CeilDivide(strips, teams), multiprocessors);
+  const int64_t teams = std::max(CeilDivide(of_group, CeilDivide(of_group, most)), least);
+  const int64_t blocks = std::min(CeilDivide(strips, teams), groups) * shares.cluster;
   return {blocks * CeilDivide(p.n, shares.columns), static_cast<int>(teams * shares.team) * kWarp,
-          static_cast<int>(shared_bytes)};
+          static_cast<int>(shared_bytes), shares.cluster};
 }
 
 // What numbers are, as configurations say it.
