@@ -56,7 +56,7 @@ def form_for(
         return cell
     of_gaps = microseconds_of_gaps(np.diff(row_offsets)[row_order], shape[1], n, dtype)
     nnz = int(row_offsets[-1])
-    return 0 if of_gaps < microseconds_of_streams(nnz, shape, cell, dtype) else cell
+    return 0 if of_gaps < microseconds_of_streams(nnz, shape, cell, dtype, n) else cell
 
 
 def range_of_parts(k: int, cell: int) -> tuple[int, int]:
@@ -83,8 +83,10 @@ def _parts_of_streams(m: int, k: int) -> int:
     return min(range(1, most + 1), key=lambda parts: _by_instructions(m, k, parts))
 
 
-def microseconds_of_streams(nnz: int, shape: tuple[int, int], cell: int, dtype: Any) -> float:
-    """What a product with at most 8 columns takes: that of instructions for panels, or of bytes.
+def microseconds_of_streams(
+    nnz: int, shape: tuple[int, int], cell: int, dtype: Any, n: int = 1
+) -> float:
+    """What a product with n columns, at most 16, takes: instructions for panels, or bytes.
 
     All places take instructions, stored or not; those of pairs take 0.58 of the others', and those
     of e4m3 1.1 times as long. Four streams of bytes are padded more than two of other numbers.
@@ -93,7 +95,8 @@ def microseconds_of_streams(nnz: int, shape: tuple[int, int], cell: int, dtype: 
     of_panel = 0.58 if cell == 2 else 1.1 if dtype == jnp.float8_e4m3fn else 1
     panels = _by_instructions(m, k, _parts_of_streams(m, k), of_panel)
     of_entry = 1.25 if jnp.dtype(dtype) in LARGEST else 2.1
-    return max(panels, 4.5 + (of_entry * nnz + m * k / (8 * cell)) / _BYTES)
+    more = 3 if n > 8 else 0
+    return more + max(panels, 4.5 + (of_entry * nnz + m * k / (8 * cell)) / _BYTES)
 
 
 def _by_instructions(m: int, k: int, parts: int, of_panel: float = 1) -> float:
@@ -146,7 +149,7 @@ def microseconds_of_gaps(lengths: np.ndarray, k: int, n: int, dtype: Any) -> flo
         return 4 + max(of_memory, clocks / _CLOCKS)
     planes = math.ceil(n / 8)
     clocks = max(entries * _SHARED_BYTES * planes / 128, entries / 64 * _CLOCKS_OF_PRODUCT)
-    return 4.5 + max(of_memory, 1.1 * clocks / _MULTIPROCESSORS / _CLOCKS)
+    return 4 + max(of_memory, 1.1 * clocks / _MULTIPROCESSORS / _CLOCKS)
 
 
 # Of a warp for an entry of each of its lanes, as an H200 was measured.

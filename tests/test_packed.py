@@ -158,7 +158,7 @@ def test_form_for_the_columns_of_x():
     for density, shape in (0.5, (1600, 4096)), (0.1, (3200, 1024)), (0.05, (1600, 4096)):
         topology = Topology.from_mask(rng.random(shape) < density)
         a = random_matrix(topology)
-        cells = [a.pack(columns=n).cell for n in (1, 8, 9)]
+        cells = [a.pack(columns=n).cell for n in (1, 8, 16, 17)]
         assert cells[-1] == a.pack().cell != 0
         assert cells == sorted(cells)  # none is of gaps for more columns where it is not for fewer
         lengths = np.diff(topology.row_offsets)[np.asarray(topology.pattern.row_order)]
@@ -166,17 +166,17 @@ def test_form_for_the_columns_of_x():
         assert by_gaps.parts == (1 if shape[1] == 1024 else 2)
         estimate = entries_of_gaps(lengths, shape[1], by_gaps.parts)
         assert estimate == pytest.approx(by_gaps.values.size, rel=0.085)
-        assert [a.pack(jnp.int8, columns=n).cell for n in (1, 9, None)] == [0, 1, 1]
+        assert [a.pack(jnp.int8, columns=n).cell for n in (1, 17, None)] == [0, 1, 1]
     lengths, nnz, wide = np.full(8192, 2458), 2458 * 8192, jnp.dtype(jnp.bfloat16)
     of_gaps = microseconds_of_gaps(lengths, 8192, 1, wide)
     assert of_gaps < microseconds_of_gaps(lengths, 8192, 8, wide)
     for dtype in wide, jnp.dtype(jnp.int8), jnp.dtype(jnp.float8_e4m3fn):
         of_streams = microseconds_of_streams(nnz, (8192, 8192), 1, dtype)
         assert microseconds_of_gaps(lengths, 8192, 1, dtype) < 0.8 * of_streams
-        # Fewer bytes count where memory binds, conversions where instructions do.
+        # Fewer bytes count where memory binds alone.
         assert (microseconds_of_gaps(lengths, 8192, 1, dtype) < of_gaps) == (dtype != wide)
         of_eight = microseconds_of_gaps(lengths, 8192, 8, dtype)
-        assert (of_eight > microseconds_of_gaps(lengths, 8192, 8, wide)) == (dtype != wide)
+        assert of_eight <= microseconds_of_gaps(lengths, 8192, 8, wide)
 
 
 def test_pairs_are_stored_together():

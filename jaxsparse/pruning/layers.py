@@ -129,7 +129,7 @@ def packed_linear(
 
     Args:
         layer: the layer.
-        inputs: what it is called with: their shapes and dtypes. Where none has more than 8 rows,
+        inputs: what it is called with: their shapes and dtypes. Where none has more than 16 rows,
             "gaps" are a form beside "cells".
         dtype: of the weights, if that is asked for: only to 8 bits are they rounded.
     """
@@ -146,10 +146,13 @@ def packed_linear(
         return f"it computes in {own}, not in {dtype}"
     rows = [math.prod(x.shape) // max(layer.in_features, 1) for x in inputs]
     forms: dict[str, int | None] = {"cells": None}
-    if max(rows, default=0) <= MOST_COLUMNS_OF_GAPS:
+    most = max(rows, default=1)
+    if most <= MOST_COLUMNS_OF_GAPS:
         forms["gaps"] = 0
     return {
-        form: PackedLinear.from_sparse(layer, dtype=dtype, cell=cell)
+        form: PackedLinear.from_sparse(
+            layer, dtype=dtype, cell=cell, columns=most if cell == 0 else None
+        )
         for form, cell in forms.items()
     }
 

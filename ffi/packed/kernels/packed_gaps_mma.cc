@@ -64,7 +64,7 @@ bool Fits(const PackedProblem& p) {
 // Predicted: what passes through memory, or through shared memory, 128 bytes a clock, or the
 // products of tensor cores.
 double Cost(const PackedProblem& p) {
-  constexpr double kStart = 4.5, kBytes = 4.5e6, kSharedBytes = 128, kClocksOfProduct = 7;
+  constexpr double kStart = 4, kBytes = 4.5e6, kSharedBytes = 128, kClocksOfProduct = 7;
   const PackedGapsMmaConfig config = ConfigOf(p);
   const double numbers = static_cast<double>(p.words) * kGapNumbers * kWarp;
   const double multiprocessors = p.gpu.multiprocessors;
