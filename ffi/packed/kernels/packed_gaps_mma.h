@@ -28,7 +28,7 @@ struct PackedGapsMmaConfig {
   // Addresses of x that a lane brings: matrices of 8 x 8 come by fours, of a product two for each
   // plane.
   constexpr int Addresses() const { return kProducts * 2 * Planes() / 4; }
-  constexpr int Ahead() const { return 40 / GapStepWords(numbers); }  // steps
+  constexpr int Ahead() const { return 60 / GapStepWords(numbers); }  // steps
   constexpr int Sums() const { return 2 * Planes(); }                 // of a lane
 
   // Of shared memory, in bytes: planes, each with a row of zeros in front, which streams without
