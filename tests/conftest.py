@@ -31,11 +31,17 @@ if jaxlib.version.__version_info__ < (0, 11):
     # MLIR's passes take most of the time that is left. Newer versions have no other emitters.
     flags["xla_cpu_use_fusion_emitters"] = "false"
 
-# Of several GPUs that are named, each of pytest's workers takes one.
+# Of several GPUs that are named, each of pytest's workers takes one. It keeps to a few cores: XLA
+# has a thread for each core that a process may use, and those of dozens of workers are more than
+# some machines start.
+CORES_OF_WORKER = 6
 gpus = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
 worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
 if gpus and worker:
     os.environ["CUDA_VISIBLE_DEVICES"] = gpus[int(worker) % len(gpus)]
+    cores = sorted(os.sched_getaffinity(0))
+    first = int(worker) * len(cores) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    os.sched_setaffinity(0, {cores[(first + i) % len(cores)] for i in range(CORES_OF_WORKER)})
 
 # Before JAX starts a backend. A GPU stays the default platform where there is one.
 given = os.environ.get("XLA_FLAGS", "")
