@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -178,11 +177,8 @@ def times_of(layers: Sequence[nnx.Module], calls: list[Call], seconds: float) ->
     """The time of all calls for each layer, measured in turns; calls alike are measured once."""
     totals = np.zeros((len(layers), 3))
     for call in calls:
-        programs = [_program(layer, call) for layer in layers]
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(_call_once, programs))
         timings = timing.measure_in_turns(
-            programs,
+            [_program(layer, call) for layer in layers],
             seconds=seconds / len(calls),
             repeats=_REPEATS,
             on_device=jax.default_backend() == "gpu",
@@ -190,11 +186,6 @@ def times_of(layers: Sequence[nnx.Module], calls: list[Call], seconds: float) ->
         figures = np.array([(timing.us, *timing.us_quartiles) for timing in timings])
         totals += call.count * 1e-6 * figures
     return [Time(*map(float, total)) for total in totals]
-
-
-def _call_once(program: timing.Program) -> None:
-    """Compiles it, which takes longer than to measure a small layer."""
-    program.wait(program.function(*program.operands()))
 
 
 def _program(layer: nnx.Module, call: Call) -> timing.Program:
