@@ -257,17 +257,16 @@ class CSR:
                 those times a number of e4m3: the nearest. That saves memory; products are
                 faster than in 16 bits with one column of x alone, and ``cell=0``.
             cell: how places of numbers are stored. With 1 or 2, so many neighbours in a row are
-                stored together, and a bit tells whether they are: for products on tensor cores
-                with up to 128 columns. With 0 each number has its gap behind the one before, in 4
-                bits, and lanes of a GPU walk over stored numbers alone: for 1 to 8 columns, as the
-                time grows with their number. By default 2 for matrices that are more than 82 %
+                stored together, and a bit tells whether they are: for products with up to 128
+                columns. With 0 each number has its gap behind the one before, in 4 bits, and
+                a GPU passes over stored numbers alone, once for each 16 columns: for 1 to 16. By default 2 for matrices that are more than 82 %
                 sparse, or that store both of nearly all pairs, as ``structure="pairs"`` of
                 `pruning.make_masks` has them, else 1; see ``columns``. 8 bits have no
                 cells of 2.
             parts: into how many the columns are cut, at most 8, or at least one for each 8192
                 columns with gaps; by default what lets the blocks of an H200 end together.
             columns: how many columns of x products will mostly have, where ``cell`` is None: up to
-                8, cell 0 is taken if it is predicted to be faster on an H200. Products with any
+                16, cell 0 is taken if it is predicted to be faster on an H200. Products with any
                 other number of columns are right, too.
             trainable: whether to keep the pattern, and where each number comes from: for
                 `Packed.repack`, and for gradients of the numbers at the pattern alone. That takes

@@ -122,7 +122,7 @@ def _parts_of_gaps(m: int, k: int, n: int) -> int:
     """As many as give each multiprocessor 3 pieces, unless they are short."""
     parts, most = range_of_parts(k, 0)
     if n > 8:
-        parts = max(parts, math.ceil(k / _OF_PART_BY_SIXTEEN))
+        parts = max(parts, min(math.ceil(k / _OF_PART_BY_SIXTEEN), most))
     pieces = parts * math.ceil(m / packed_gaps.STRIP_ROWS)
     while 2 * parts <= most and pieces < 3 * _MULTIPROCESSORS and k >= 1024 * parts:
         parts, pieces = 2 * parts, 2 * pieces

@@ -11,8 +11,8 @@ keys and values; the table has perplexity, tokens per second and bytes.
     python -m examples.pruned_lm --shapes llama-7b                # speed alone, no training
 
 The forms, all in bfloat16: dense; CSR (jaxsparse.nn.SparseLinear); packed for as many columns as
-texts are decoded at once (jaxsparse.nn.PackedLinear): by gaps for up to 8 if that is predicted to
-be faster, else in cells; and the fastest of the three for each layer, as
+texts are decoded at once (jaxsparse.nn.PackedLinear): by gaps for up to 16 if that is predicted
+to be faster, else in cells; and the fastest of the three for each layer, as
 jaxsparse.pruning.sparsify finds it. Only GPUs have a kernel for packed weights: on a CPU they are
 written out for each product, so that its speed says nothing of them.
 

@@ -117,7 +117,7 @@ class PackedLinear(nnx.Module):
             dtype: of the weights, bfloat16, float16, int8 or float8_e4m3fn, as in `CSR.pack`: by
                 default that in which the layer computes. Those of 8 bits are multiplied by inputs
                 in the layer's ``dtype`` if that has 16 bits, else in bfloat16.
-            cell: how places of weights are stored, as in `CSR.pack`: 0 for up to 8 rows of inputs.
+            cell: how places of weights are stored, as in `CSR.pack`: 0 for up to 16 rows of inputs.
             columns: how many rows inputs will mostly have, for which ``cell`` is then chosen.
             trainable: whether the weights have gradients, and are parameters.
 

@@ -146,7 +146,7 @@ def packed_linear(
         return f"it computes in {own}, not in {dtype}"
     rows = [math.prod(x.shape) // max(layer.in_features, 1) for x in inputs]
     forms: dict[str, int | None] = {"cells": None}
-    most = max(rows, default=1)
+    most = max([1, *rows])
     if most <= MOST_COLUMNS_OF_GAPS:
         forms["gaps"] = 0
     return {

@@ -66,7 +66,7 @@ def sparsify(
             becomes sparse.
         seconds: about how long each measurement takes.
         packed: whether to try linear layers that compute in 16 bits with packed weights, too
-            (`jaxsparse.nn.PackedLinear`), for inference with few rows of inputs; with up to 8 rows
+            (`jaxsparse.nn.PackedLinear`), for inference with few rows of inputs; with up to 16 rows
             those by gaps, too (``cell=0`` of `jaxsparse.CSR.pack`). The fastest of dense, sparse
             and packed is kept for the shapes of ``example_inputs``; the table says which, and why a
             layer is not packed. A CPU has no kernel for them, and times show it.

@@ -64,14 +64,15 @@ bool Fits(const PackedProblem& p) {
 // Predicted: what passes through memory, or through shared memory, 128 bytes a clock, or the
 // products of tensor cores.
 double Cost(const PackedProblem& p) {
-  constexpr double kStart = 4, kBytes = 4.5e6, kSharedBytes = 128, kClocksOfProduct = 7;
+  constexpr double kStart = 4, kSharedBytes = 128, kClocksOfProduct = 7;
+  const double rate = p.numbers == PackedNumbers::kPlain ? 4.5e6 : 3.9e6;  // bytes
   const PackedGapsMmaConfig config = ConfigOf(p);
   const double numbers = static_cast<double>(p.words) * kGapNumbers * kWarp;
   const double multiprocessors = p.gpu.multiprocessors;
   const double shared = numbers * 17 * config.Planes() / (kSharedBytes * multiprocessors);
   const double products = numbers / 16 * kClocksOfProduct / (4 * multiprocessors);
   const auto tiles = static_cast<double>(CeilDivide(p.n, config.columns));
-  return kStart + tiles * std::max(GapBytes(p) / kBytes,
+  return kStart + tiles * std::max(GapBytes(p) / rate,
                                    1.1 * std::max(shared, products) / kClocksOfMicrosecond);
 }
 

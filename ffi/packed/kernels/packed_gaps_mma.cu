@@ -286,9 +286,9 @@ __global__ void __launch_bounds__(kConfig.kMostWarps* kWarp, 1)
       GapStep<kConfig.numbers> ahead[kAhead];
       const GapSteps<kConfig.numbers> steps(p, piece, strip < strips);
       const bool brings_x = rounds > 1 || is_first;
-      if (brings_x && !is_first) __syncthreads();  // all have read what was there
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) steps.Load(i, &ahead[i]);
+      if (brings_x && !is_first) __syncthreads();  // all have read what was there
       if (brings_x) {
 #pragma unroll
         for (int plane = 0; plane < kConfig.Planes(); ++plane) {
@@ -323,6 +323,7 @@ __global__ void __launch_bounds__(kConfig.kMostWarps* kWarp, 1)
       WaitAt<kTeam * kWarp>(kTeamBarriers + team);
     }
     if constexpr (kCluster > 1) {
+      __syncwarp();
       if (rank > 0) LeaveSums<kConfig>(space, sums);
       ClusterBarrier();
       if (rank == 0) {
@@ -341,7 +342,10 @@ __global__ void __launch_bounds__(kConfig.kMostWarps* kWarp, 1)
       WriteStrip<T, Out, kConfig>(p, strip, first_column, sums);
     }
   }
-  if constexpr (kCluster > 1) ClusterBarrier();  // all sums have been read
+  if constexpr (kCluster > 1) {
+    __syncwarp();
+    ClusterBarrier();  // all sums have been read
+  }
 }
 
 }  // namespace jaxsparse

@@ -33,7 +33,13 @@ inline LaunchShape GapsShape(const PackedProblem& p, const GapsShares& shares,
                              int64_t shared_bytes) {
   constexpr int kLeastWarps = 4;  // that bring x
   const int64_t strips = GapStrips(p), most = shares.most_warps / shares.team;
-  const int64_t groups = std::max(p.gpu.multiprocessors / shares.cluster, 1);
+  // The blocks of a larger cluster are in one of the groups that multiprocessors come in, some of
+  // which are smaller.
+  constexpr int kGroup = 16, kMissing = 2;
+  const int multiprocessors = p.gpu.multiprocessors, cluster = shares.cluster;
+  const int at_once = cluster <= 2 ? multiprocessors / cluster
+                                   : multiprocessors / kGroup * (kGroup / cluster) - kMissing;
+  const int64_t groups = std::max(at_once, 1);
   const int64_t of_group = std::max<int64_t>(CeilDivide(strips, groups), 1);
   const int64_t least = CeilDivide(kLeastWarps, shares.team);
   const int64_t teams = std::max(CeilDivide(of_group, CeilDivide(of_group, most)), least);
