@@ -259,10 +259,10 @@ class CSR:
             cell: how places of numbers are stored. With 1 or 2, so many neighbours in a row are
                 stored together, and a bit tells whether they are: for products with up to 128
                 columns. With 0 each number has its gap behind the one before, in 4 bits, and
-                a GPU passes over stored numbers alone, once for each 16 columns: for 1 to 16. By default 2 for matrices that are more than 82 %
-                sparse, or that store both of nearly all pairs, as ``structure="pairs"`` of
-                `pruning.make_masks` has them, else 1; see ``columns``. 8 bits have no
-                cells of 2.
+                a GPU passes over stored numbers alone, once for each 16 columns: for 1 to 16.
+                By default 2 for matrices that are more than 82 % sparse, or that store both of
+                nearly all pairs, as ``structure="pairs"`` of `pruning.make_masks` has them, else 1;
+                see ``columns``. 8 bits have no cells of 2.
             parts: into how many the columns are cut, at most 8, or at least one for each 8192
                 columns with gaps; by default what lets the blocks of an H200 end together.
             columns: how many columns of x products will mostly have, where ``cell`` is None: up to
