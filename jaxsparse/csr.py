@@ -13,6 +13,7 @@ from jax.experimental import sparse as jsparse
 
 from jaxsparse import csr_formats, csr_tree, entrywise
 from jaxsparse.entrywise import is_dense
+from jaxsparse.ops.arguments import check_values
 from jaxsparse.ops.multiply import multiply
 from jaxsparse.packed import Packed
 from jaxsparse.topology import Topology
@@ -64,18 +65,7 @@ class CSR:
             raise TypeError(f"CSR: topology must be a Topology, got {type(topology).__name__}")
         if not isinstance(values, jax.Array):
             values = jnp.asarray(values)
-        if values.ndim < 1 or values.shape[-1] != topology.nse:
-            raise ValueError(
-                f"CSR: values must have shape (..., {topology.nse}), one for each stored entry, "
-                f"got {values.shape}"
-            )
-        try:
-            jnp.broadcast_shapes(values.shape[:-1], topology.batch_shape)
-        except ValueError:
-            raise ValueError(
-                f"CSR: batch dimensions of values {values.shape[:-1]} and topology "
-                f"{topology.batch_shape} must broadcast"
-            ) from None
+        check_values("CSR", values, topology)
         self.values = values
         self.topology = topology
 

@@ -80,18 +80,7 @@ def reduce_rows(
         raise ValueError(
             f"{operation}: reduction must be one of {[*_SUMS, *_OF_PRIMITIVE]}, got {reduction!r}"
         )
-    if values.shape[-1] != topology.nse:
-        raise ValueError(
-            f"{operation}: values must have shape (..., {topology.nse}), one for each stored "
-            f"entry, got {values.shape}"
-        )
-    try:
-        jnp.broadcast_shapes(values.shape[:-1], topology.batch_shape)
-    except ValueError:
-        raise ValueError(
-            f"{operation}: the batch dimensions of values, {values.shape[:-1]}, and of the "
-            f"topology, {topology.batch_shape}, must broadcast"
-        ) from None
+    arguments.check_values(operation, values, topology)
     columns = arguments.columns_alone(topology)
     if reduction in _SUMS:
         (wide,), pattern = arguments.align([values], [1], accumulator_dtype(dtype), topology)
