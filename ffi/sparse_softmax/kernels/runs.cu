@@ -27,6 +27,8 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads, kConfig.Blocks(sizeof(T))
   constexpr int kWarps = kSoftmaxRunsThreads / kWarp, kUnits = kConfig.units;
   constexpr int kUnitsOfBlock = kConfig.UnitsOfBlock();
   constexpr int kMost = kConfig.MostOfLane(), kFew = kConfig.FewOfLane();
+  // All warps meet there, each in the code for as many entries as its run has.
+  constexpr int kPiecesAreThere = kAllThreads + 1;
   // Lanes begin up to kRun - 1 entries in front of the run, where a load is aligned.
   static_assert(MostEntriesOfUnits(kUnits) + kRun - 1 <= kMost * kWarp);
   static __shared__ MarkedBegins<kMost * kWarp> marks[kWarps];
@@ -204,7 +206,7 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads, kConfig.Blocks(sizeof(T))
 #pragma unroll
         for (int k = 0; k < kCount; ++k) sums[k] = InverseOf(sums[k]);
       }
-      __syncthreads();
+      WaitAt<kSoftmaxRunsThreads>(kPiecesAreThere);
       int first = begin, last = end;  // what is written
       if (has_pieces) {
         // A lane adds up the row of a cut: those in front of the run and behind it are wanted here.
@@ -251,7 +253,7 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads, kConfig.Blocks(sizeof(T))
       const CutOfRun cut(cuts, from);
       note(cut, warp);
       if (warp == kWarps - 1) note(cut, kWarps);
-      __syncthreads();
+      WaitAt<kSoftmaxRunsThreads>(kPiecesAreThere);
     }
   }
 }
