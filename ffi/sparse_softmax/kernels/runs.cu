@@ -27,7 +27,8 @@ __global__ void __launch_bounds__(kSoftmaxRunsThreads, kConfig.Blocks(sizeof(T))
   constexpr int kWarps = kSoftmaxRunsThreads / kWarp, kUnits = kConfig.units;
   constexpr int kUnitsOfBlock = kConfig.UnitsOfBlock();
   constexpr int kMost = kConfig.MostOfLane(), kFew = kConfig.FewOfLane();
-  // All warps meet there, each in the code for as many entries as its run has.
+  // All warps meet there, but at other places of the code, by how many entries their runs have: so
+  // it is not __syncthreads().
   constexpr int kPiecesAreThere = kAllThreads + 1;
   // Lanes begin up to kRun - 1 entries in front of the run, where a load is aligned.
   static_assert(MostEntriesOfUnits(kUnits) + kRun - 1 <= kMost * kWarp);
