@@ -65,7 +65,7 @@ class CSR:
             raise TypeError(f"CSR: topology must be a Topology, got {type(topology).__name__}")
         if not isinstance(values, jax.Array):
             values = jnp.asarray(values)
-        check_values("CSR", values, topology)
+        check_values("CSR", "values", values, topology)
         self.values = values
         self.topology = topology
 

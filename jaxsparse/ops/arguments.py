@@ -37,18 +37,18 @@ CUTS, TRANSPOSED_CUTS = (name for name, _ in PATTERN[8:])
 TRANSPOSED = tuple(name for name, _ in (*PATTERN[3:7], *PATTERN[:2]))  # and where values are stored
 
 
-def check_values(operation: str, values: jax.Array, topology: Topology) -> None:
+def check_values(operation: str, name: str, values: jax.Array, topology: Topology) -> None:
     """Raises a ValueError unless there is one for each entry, of batches that broadcast."""
     if values.ndim < 1 or values.shape[-1] != topology.nse:
         raise ValueError(
-            f"{operation}: values must have shape (..., {topology.nse}), one for each stored "
+            f"{operation}: {name} must have shape (..., {topology.nse}), one for each stored "
             f"entry, got {values.shape}"
         )
     try:
         jnp.broadcast_shapes(values.shape[:-1], topology.batch_shape)
     except ValueError:
         raise ValueError(
-            f"{operation}: batch dimensions of values {values.shape[:-1]} and topology "
+            f"{operation}: batch dimensions of {name} {values.shape[:-1]} and topology "
             f"{topology.batch_shape} must broadcast"
         ) from None
 

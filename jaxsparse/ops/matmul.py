@@ -151,11 +151,7 @@ def sddmm(
     dense = {"x": x, "y": y}
     if scale_by is not None:
         scale_by = dense["scale_by"] = arguments.as_array(operation, "scale_by", scale_by, 1)
-        if scale_by.shape[-1] != topology.nse:
-            raise ValueError(
-                f"sddmm: scale_by must have shape (..., {topology.nse}), one for each stored "
-                f"entry, got {scale_by.shape}"
-            )
+        arguments.check_values(operation, "scale_by", scale_by, topology)
     dtype = arguments.check_floating(operation, **dense)
     ranks = (2, 2) if scale_by is None else (2, 2, 1)
     (x, y, *rest), pattern = arguments.align(dense.values(), ranks, dtype, topology)

@@ -80,7 +80,7 @@ def reduce_rows(
         raise ValueError(
             f"{operation}: reduction must be one of {[*_SUMS, *_OF_PRIMITIVE]}, got {reduction!r}"
         )
-    arguments.check_values(operation, values, topology)
+    arguments.check_values(operation, "values", values, topology)
     columns = arguments.columns_alone(topology)
     if reduction in _SUMS:
         (wide,), pattern = arguments.align([values], [1], accumulator_dtype(dtype), topology)
